@@ -80,7 +80,7 @@ def fx_outputs(graph: Graph) -> list[Value]:
 
 
 def _operators(graph: Graph) -> list[Node]:
-    """The nodes that call operators, without those that stand for code that ran during recording."""
+    """The nodes that call operators, except those that represent code that ran during recording."""
     return [node for node in graph.nodes if node.op._schema.name != RAN_AT_ONCE]
 
 
@@ -106,5 +106,5 @@ def _outputs(target: fx.Graph, node: Node, result: fx.Node, env: dict[Value, fx.
 
 
 def present(results: Any) -> list[torch.Tensor]:
-    """The results of an operator that were computed."""
+    """The results of an operator that are not ``None``."""
     return [item for item in results if item is not None]

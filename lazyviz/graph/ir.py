@@ -6,8 +6,7 @@ value is one tensor (an identity with metadata); several values can share one
 :class:`Storage`, as views do.  Everything later stages need (lifetimes, batch
 analysis, drawing, execution) is derived from these three.
 
-Nothing here imports from a later stage, holds a tensor of the user's, or runs
-anything.
+Nothing here imports from a later stage, holds a user's tensor, or runs anything.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ State = Literal["pending", "done", "failed"]
 Alarm = Literal["nan", "inf"]
 Bound = Literal["compute", "memory", "launch"]
 RAN_AT_ONCE = "lazyviz::ran_at_once"
-"""The operator name of a node that stands for a part of the program, such as a call of compiled code."""
+"""The operator name of a node that represents a part of the program, such as a call of compiled code."""
 Role = Literal["parameter", "gradient", "optimizer", "buffer", "input", "kv_cache"]
 
 
@@ -143,8 +142,8 @@ def works_by_element(op: OpOverload) -> bool:
 
 
 class Fetch(NamedTuple):
-    """A data loader's batch came when ``position`` nodes were recorded, and batches before it, which are
-    ``beside`` it, still existed.
+    """A data loader returned a batch after ``position`` nodes; ``beside`` are earlier batches that still
+    existed.
     """
 
     position: int
@@ -172,8 +171,8 @@ class Storage:
     the address of outside memory on a GPU if known, else 0.  ``resized`` lists the sizes after each resize,
     starting with the original one; ``nbytes`` is the largest of them.  Empty: it was never resized.
     ``arrived`` is the number of nodes that had been recorded when an external storage came into being without
-    an op, such as a data loader's batch; -1: not known, or before recording.  ``borrowed`` memory is not of
-    PyTorch's allocator: it belongs to NumPy, a mapped file, or another process.
+    an op, such as a data loader's batch; -1: not known, or before recording.  ``borrowed`` memory does not
+    come from PyTorch's allocator: it belongs to NumPy, a mapped file, or another process.
     """
 
     __slots__ = (
@@ -324,13 +323,12 @@ class Timed(Protocol):
 class Node:
     """One recorded operator call.
 
-    ``args`` and ``kwargs`` are those of the call, with each tensor replaced by its
-    :class:`Value`.  ``inputs`` are the values read, in argument order; ``outputs`` the
-    values returned (an in-place operator returns its own argument).  ``writes`` are
-    the storages it mutates.  ``after`` are nodes that must run first in addition to the producers
-    of ``inputs``, because of writes to shared storages.  ``at_once``: the reason why it ran
-    during recording, "" for a node that was deferred.  ``scratch_bytes``: what its CPU kernel was measured to
-    hold then besides operands and results; ``None`` if that was not measured.
+    ``args`` and ``kwargs`` are those of the call, with each tensor replaced by its :class:`Value`.
+    ``inputs`` are the values read, in argument order; ``outputs`` the values returned (an in-place operator
+    returns its own argument).  ``writes`` are the storages it mutates.  ``after`` are nodes that must run
+    first in addition to the producers of ``inputs``, because of writes to shared storages.  ``at_once``: the
+    reason why it ran during recording, "" for a node that was deferred.  ``scratch_bytes``: measured bytes
+    that its CPU kernel held in addition to operands and results; ``None`` if not measured.
     """
 
     __slots__ = (
@@ -374,7 +372,7 @@ class Node:
         self.module = ""  # "transformer.h.0.attn", relative to the outermost module called
         self.root = ""  # class name of that outermost module, "" outside of one
         self.source: SourceLine | None = None
-        self.callers: tuple[SourceLine, ...] = ()  # the user's lines that led to it, innermost first
+        self.callers: tuple[SourceLine, ...] = ()  # the user's call stack above it, innermost line first
         self.phase: Phase = "other"
         self.forward: Node | None = None  # of a backward node: the node it differentiates
         self.state: State = "pending"
@@ -466,7 +464,7 @@ class SyncPoint:
 
 
 class RunInside(NamedTuple):
-    """A run of a graph's nodes while it was being recorded, by a sync point or because the user asked for it.
+    """A run of a graph's nodes while it was being recorded, at a sync point or at the user's request.
 
     ``recorded`` is the number of nodes recorded before it, ``ran`` are the positions of those that ran,
     ascending, and ``gone`` the storages of their results that had been dropped since the last recorded node.
@@ -551,7 +549,7 @@ class Graph:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.storages: list[Storage] = []  # in order of first appearance
-        self.arrivals: dict[Storage, None] = {}  # that came while recording, and that no op has used
+        self.arrivals: dict[Storage, None] = {}  # created while recording, and not used by any op
         self.fetches: list[Fetch] = []  # the batches of data loaders
         self.inputs: list[Value] = []  # values from outside the graph
         self.sync_points: list[SyncPoint] = []
@@ -560,7 +558,7 @@ class Graph:
         self.considered_by_reads = (0, 0)
         self.from_others: dict[int, Value] = {}  # by id of the value in an earlier graph: this one's input
         self.by_sequence: Mapping[int, Node] = {}  # autograd sequence number -> forward node
-        # Sequence numbers of the autograd nodes that the thread of the block made in it; None: unknown.
+        # Sequence numbers of the autograd nodes that the block's thread created in it; None: unknown.
         self.autograd_nodes: range | None = None
         self.lost = False  # it can no longer be evaluated as a whole
         # By index of a node: (root, path) of the module calls whose first node it is.
@@ -572,13 +570,13 @@ class Graph:
         self.release_differences: tuple[
             str, ...
         ] = ()  # differences of that release that were recorded, as text
-        self.batch: dict[Value, int] = {}  # the values named as batch: the dimension that has the samples
+        self.batch: dict[Value, int] = {}  # the batch dimension of each value that was named as batch
         self.whole: tuple[str, ...] = ()  # operators that may run on the whole batch in a split run
-        self.independent_rng = False  # pieces may draw for themselves inside fused kernels
+        self.independent_rng = False  # pieces may draw random numbers separately inside fused kernels
         # Nodes that cut a tensor into a part for each GPU, as DataParallel does, and the number of GPUs.
         self.handed_out: dict[Node, int] = {}
-        self.nested: list[tuple[int, Graph]] = []  # blocks inside: nodes recorded before, and their graphs
-        self.outermost = id(self)  # identifies the blocks that are nested in one
+        self.nested: list[tuple[int, Graph]] = []  # nested blocks: nodes recorded before, and graphs
+        self.outermost = id(self)  # equal for blocks that are nested in the same outer block
         self.elsewhere: set[str] = set()  # names of threads whose ops ran unrecorded during the block
         self.in_parts: set[str] = (
             set()
@@ -590,7 +588,7 @@ class Graph:
         self.place: SourceLine | None = None  # where the block was opened
         self.is_cell = False  # the block is a whole cell
         self.rejected: RejectedOp | None = None  # the last one
-        self.raised: RaisedError | None = None  # what ended the block
+        self.raised: RaisedError | None = None  # the error that ended the block
         self.world_size = 1  # the number of ranks, one of which was recorded
         self.rank = 0
         self.annotations: dict[str, Annotation] = {}  # the user's annotations by name, newest last

@@ -2,7 +2,7 @@
 
 A node's ``root`` is the class of the outermost module that was called, its ``module`` the path in it, and the
 name of a weight is also relative to that module.  Two models of one class have the same names.  Therefore,
-both are strings that know their module object, which later receives the name of the user's variable.
+both are strings with a reference to their module object, which later receives the user's variable name.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ModuleRoot(str):
         return self._facts
 
     def call(self, variable: str, prefix: str, facts: dict[str, ModuleFacts]) -> None:
-        """Set the user's name of the module."""
+        """Set the user's variable name of the module."""
         self.variable, self.prefix, self._facts = variable, prefix, facts
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
@@ -115,7 +115,7 @@ def full_name(name: str) -> str:
 
 
 class InModule(Protocol):
-    """An op, recorded or refused, with the module that called it."""
+    """An op, recorded or rejected, with the module that called it."""
 
     @property
     def root(self) -> str: ...
@@ -136,8 +136,8 @@ def known_path(op: InModule) -> str:
 
 
 class ModuleNames:
-    """Names of modules in sums by module: the path in the model, preceded by the user's name of the model if
-    several models of a program have that path.
+    """Names of modules in per-module totals: the path in the model, preceded by the user's name of the model
+    if several models of a program have that path.
 
     Each of ``programs`` has the roots and paths of one program.
     """
@@ -158,7 +158,7 @@ class ModuleNames:
 
 
 def root_of(name: str) -> str:
-    """The root of a name that knows it, else ""."""
+    """The root that a name refers to; "" if it refers to none."""
     return name.root if isinstance(name, OwnedName) else ""
 
 

@@ -139,7 +139,7 @@ class _Flat:
 def _order(graph: Graph) -> list[tuple[Graph, tuple[Graph | None, int]]]:
     """The block and those inside it, each with its enclosing block and its position there."""
     found: list[tuple[Graph, tuple[Graph | None, int]]] = [(graph, (None, 0))]
-    for outer, _ in found:  # grows as it goes
+    for outer, _ in found:  # the loop appends to it
         found += [(inner, (outer, at)) for at, inner in outer.nested]
     return found
 

@@ -46,7 +46,7 @@ def clashes(rejected: RejectedOp) -> Marks:
 
 
 def _products(shapes: Shapes, marks: Marks, *, addend: bool) -> None:
-    """The last two operands are multiplied; an addend, broadcast to the product, comes before them."""
+    """The last two operands are multiplied; any operand before them is added, broadcast to the product."""
     if len(shapes) < 2 or not shapes[-2] or not shapes[-1]:
         return
     one, other = shapes[-2:]
@@ -65,7 +65,7 @@ def _products(shapes: Shapes, marks: Marks, *, addend: bool) -> None:
 
 
 def _convolution(rejected: RejectedOp, shapes: Shapes, marks: Marks) -> None:
-    """The channels of input, weight and bias, or else a kernel larger than its padded input."""
+    """The channels of input, weight, and bias, or a kernel that is larger than its padded input."""
     if len(shapes) < 2 or len(shapes[0]) != len(shapes[1]) or len(shapes[0]) < 3:
         return
     given, weight = shapes[:2]
@@ -89,10 +89,10 @@ def _each(sizes: Any) -> list[int]:
 
 
 def _equal(shapes: Shapes, marks: Marks, but: int | None = None) -> None:
-    """All shapes are equal, but for one dimension."""
+    """All shapes must be equal except in one dimension."""
     shapes_of = [
         (at, shape) for at, shape in enumerate(shapes) if shape != (0,)
-    ]  # which nothing is joined to
+    ]  # `cat` ignores empty tensors
     for at, shape in shapes_of[1:]:
         first, reference = shapes_of[0]
         if len(shape) != len(reference):
@@ -104,7 +104,7 @@ def _equal(shapes: Shapes, marks: Marks, but: int | None = None) -> None:
 
 
 def _broadcast(shapes: Shapes, marks: Marks) -> None:
-    """From the last dimension on, sizes are equal or 1."""
+    """Sizes must be equal or 1, starting at the last dimension."""
     for back in range(1, max(map(len, shapes), default=0) + 1):
         sizes = {shape[-back] for shape in shapes if len(shape) >= back} - {1}
         for at, shape in enumerate(shapes):

@@ -56,7 +56,8 @@ def sites(points: Iterable[SyncPoint]) -> list[SyncSite]:
 
 
 def listed(points: Iterable[SyncPoint], most: int = MOST_LISTED, width: int = 0) -> list[str]:
-    """A line of text with the cost of each place, for at most ``most`` places, and the number of the others.
+    """A line of text with the cost of each place, for at most ``most`` places, and the number of other
+    places.
 
     In lines wider than ``width`` (0: unlimited), the user's code is truncated.
     """

@@ -6,7 +6,7 @@ signals are collected, and their handlers run later, when the state is consisten
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # what `signal` wraps, which looks for names of handlers
+import _signal  # type: ignore[import-not-found]  # `signal` wraps it, and looks up names of handlers
 import functools
 import signal
 import sys
@@ -44,8 +44,8 @@ class ArrivedSignals(list[int]):
 class Deferred(ArrivedSignals):
     """A context that collects signals with Python handlers; its items are those that have arrived.
 
-    Inside another one of the same thread, it returns that one. ``level`` creates the context in which
-    handlers are called; ``raised`` is an exception raised by one of them, or by another user function.
+    If nested in another one on the same thread, it returns the outer one. ``level`` creates the context in
+    which handlers are called; ``raised`` is an exception raised by one of them, or by another user function.
     ``leave`` restores state that was set inside of it, if an asynchronous exception prevented a context from
     being exited. ``of_op`` is set while an op is recorded, see :class:`at_once`: it creates the context of
     the user's code, in which handlers are called.
@@ -54,7 +54,7 @@ class Deferred(ArrivedSignals):
     __slots__ = ("_handlers", "leave", "level", "of_op", "raised")
 
     current: ClassVar[dict[int, Deferred]] = {}  # by thread
-    # The handlers of all signals when a context was last entered, and those that can be called.
+    # The handlers of all signals when a context was last entered, and those of them that are callable.
     _found: ClassVar[tuple[list[Any], dict[int, Handler]]] = [], {}
 
     def __init__(self, *, of_op: Level | None = None) -> None:
@@ -67,7 +67,7 @@ class Deferred(ArrivedSignals):
 
     @property
     def numbers(self) -> list[int]:
-        """Those of the signals that it collects."""
+        """The numbers of the signals that it collects."""
         return list(self._handlers)
 
     def __enter__(self) -> Deferred:
@@ -102,7 +102,7 @@ class Deferred(ArrivedSignals):
                 del first  # this frame is in its traceback
 
     def _raise_arrived(self) -> None:
-        """Raise again the signals that have arrived, for their handlers."""
+        """Raise the signals that have arrived again, so that their handlers are called."""
         first: BaseException | None = None
         level = self.of_op or nullcontext
         while self:
@@ -157,12 +157,12 @@ class Deferred(ArrivedSignals):
         found = list(map(_signal.getsignal, _NUMBERS))
         note = self._note
         all_handlers, ours = Deferred._found
-        if found != all_handlers:  # comparing takes less time than asking each whether it can be called
+        if found != all_handlers:  # comparing is faster than checking whether each is callable
             ours = dict(compress(zip(_NUMBERS, found), map(callable, found)))
             Deferred._found = found, ours
         self._handlers = ours.copy()
         try:
-            # The others are not set from Python, or ignored, so they are not changed.
+            # The other signals have no Python handler or are ignored, so they are not changed.
             for number in self._handlers:
                 _signal.signal(number, note)
         except BaseException:  # raised by a signal that arrived before deferral
@@ -175,7 +175,7 @@ class Deferred(ArrivedSignals):
         while self._handlers:
             try:
                 for number, handler in list(self._handlers.items()):
-                    if _signal.getsignal(number) == note:  # another handler may have been set
+                    if _signal.getsignal(number) == note:  # user code may have set another handler
                         _signal.signal(number, handler)
                     self._handlers.pop(number, None)  # a handler that came now may have restored all
             except BaseException as error:  # a signal that came after it was restored
@@ -188,7 +188,7 @@ class Deferred(ArrivedSignals):
 
 
 class _AtLevel:
-    """A signal's handler, called at the level of the user's code."""
+    """Wraps a signal handler, and calls it at the level of the user's code."""
 
     def __init__(self, handler: Handler, level: Level) -> None:
         self._handler, self._level = handler, level
@@ -203,8 +203,8 @@ class _AtLevel:
 
 
 class at_once(Transaction):
-    """In a :class:`Deferred` of an op that is recorded, for a part of it that may take long: signals are
-    handled when they arrive.
+    """In a :class:`Deferred` of an op that is recorded, for a part of it that may take a long time: handle
+    signals as soon as they arrive.
     """
 
     def begin(self) -> None:
@@ -220,7 +220,9 @@ class at_once(Transaction):
                 self._call_at(outer.of_op)
 
     def _call_at(self, level: Level) -> None:
-        """Have the user's handlers called at ``level``; Python's own for an interrupt raises all the same."""
+        """Call the user's handlers at ``level``; Python's own SIGINT handler is left as it is, because it
+        only raises.
+        """
         for number, handler in Deferred._found[1].items():
             if handler is not _signal.default_int_handler and _signal.getsignal(number) is handler:
                 at_level = _AtLevel(handler, level)
@@ -229,7 +231,9 @@ class at_once(Transaction):
 
 
 class deferred(Transaction):
-    """A :class:`Deferred` that is left whatever happens, also between two of its own instructions."""
+    """A :class:`Deferred` that is always exited, even if an exception occurs between two of its own
+    instructions.
+    """
 
     def begin(self) -> None:
         context = Deferred()
@@ -248,7 +252,7 @@ def abandoned() -> dict[int, Deferred]:
 
 
 def forget_signals() -> None:
-    """A forked process: signals that wait are the parent's, and others are handled as usual."""
+    """In a forked process: drop waiting signals, which are the parent's, and handle others as usual."""
     contexts = [*Deferred.current.values()]
     Deferred.current.clear()
     for context in contexts:
@@ -259,7 +263,7 @@ def forget_signals() -> None:
 def deferring(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """``function`` in a :class:`Deferred`: handlers of signals that arrive meanwhile are called at its end.
 
-    For code whose errors mean something, or that sets states which an exception at any place could leave set.
+    For code whose errors are meaningful, or that sets state which an asynchronous exception could leave set.
     """
 
     @functools.wraps(function)

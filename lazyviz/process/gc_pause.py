@@ -29,8 +29,8 @@ _MANY = 500_000  # objects that take a collection of the youngest generation lon
 
 
 def _enable() -> None:
-    """Enable collections; many new objects are not traversed as the youngest generation, twice, but only by
-    full collections.
+    """Enable collections; if there are many new objects, move them to the oldest generation first, so that
+    younger collections do not traverse them.
     """
     if gc.get_count()[0] > _MANY and not gc.get_freeze_count():  # else, what the user froze would be thawed
         gc.freeze()
@@ -50,7 +50,7 @@ def during_import() -> Iterator[None]:
     gc.disable()
     try:
         yield
-        if not gc.get_freeze_count():  # else, what the user has frozen would be thawed
+        if not gc.get_freeze_count():  # otherwise, objects that the user froze would be unfrozen
             gc.freeze()
             gc.unfreeze()
     finally:
@@ -63,9 +63,9 @@ _MOST = 2**31 - 1  # maximum of a threshold
 
 
 class FewerCollections:
-    """The garbage collector runs less often while ops are recorded.
+    """Makes the garbage collector run less often while ops are recorded.
 
-    A record creates a dozen objects per operator that are kept, while eager PyTorch creates one or two: with
+    Recording creates a dozen long-lived objects per operator, while eager PyTorch creates one or two: with
     the usual thresholds, the collector would take a considerable part of the recording time.
     """
 
@@ -88,7 +88,7 @@ class FewerCollections:
 
     @property
     def lasts(self) -> bool:
-        """Whether the current thresholds are those for recording."""
+        """Whether the thresholds for recording are still set."""
         return self._usual is not None and gc.get_threshold() == self._raised
 
 

@@ -12,8 +12,7 @@ from .global_state_transaction import Transaction
 class CriticalSection(Transaction):
     """While entered, no other thread can enter; the same thread can enter again.
 
-    Signals wait until its end: their handlers may record and evaluate, for which half of the patches are not
-    enough.
+    Signals wait until its end: their handlers may record and evaluate, which needs all patches in place.
 
     The holder *is* the state of the lock, so no instruction separates taking it from noting that. Sections
     are short and run no kernels, so that waiting threads simply retry.
@@ -26,7 +25,7 @@ class CriticalSection(Transaction):
         self.undo_by(self._give)
         signals.__enter__()
         while _holder.setdefault("holder", self)._thread != self._thread:
-            signals.__exit__()  # one of them may end the wait
+            signals.__exit__()  # a handler may raise, which ends the wait
             time.sleep(0.0001)
             signals.__enter__()
 

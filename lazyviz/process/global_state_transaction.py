@@ -31,10 +31,10 @@ class _Exit:
     @overload
     def __get__(self, transaction: Transaction, owner: type) -> Leave: ...
     def __get__(self, transaction: Transaction | None, owner: type) -> Leave:
-        if transaction is None:  # an ExitStack reads it from the class
+        if transaction is None:  # `ExitStack` looks it up on the class
             return _leave
         token = functools.partial(_leave, transaction)
-        if not transaction.entered:  # other code may read it, and drop it, at any time
+        if not transaction.entered:  # other code may look it up and drop it at any time
             reference = weakref.ref(token, _let_go)
             transaction.token = id(reference)
             _tokens[id(reference)] = reference, transaction
@@ -57,7 +57,7 @@ def complete(step: Callable[[], object]) -> None:
     """Call ``step``, which is idempotent, until it completes: again if an asynchronous exception has stopped
     it.
 
-    Such exceptions come once, or a few times. Raises the first one at the end.
+    Such exceptions occur once, or a few times. Raises the first one at the end.
     """
     first: BaseException | None = None
     for _ in range(_RETRIES):
@@ -139,17 +139,17 @@ class Transaction(contextlib.ContextDecorator):
         """Take the steps; the return value is the target of ``as``."""
 
     def end(self, error: BaseException | None) -> bool | None:
-        """The statement ends, with ``error`` or without."""
+        """Called when the statement ends, with ``error`` or without."""
         self.undo()
         return None
 
     def abandoned(self) -> None:
-        """It ends inside of :meth:`begin` or :meth:`end`, or together with its frame."""
+        """The transaction ends during :meth:`begin` or :meth:`end`, or together with its frame."""
         self.undo()
 
     def finish(self) -> None:
-        """Exit it now, before its statement does: at the end of the process, where code of modules that are
-        gone would be called later.
+        """Exit it now, before its statement does: at the end of the process, when a later exit would call
+        code of modules that are already gone.
         """
         complete(self.abandoned)
         self.is_over = True
@@ -186,7 +186,7 @@ class no_warnings(Transaction):
 
 
 class _AnyModule:
-    """Replaces the pattern of a filter, so that its own entry can be distinguished from all others."""
+    """Replaces the pattern of a warning filter, so that its entry can be distinguished from all others."""
 
     def __init__(self, context: no_warnings) -> None:
         self._context = context

@@ -1,4 +1,4 @@
-"""Install paths of lazyviz and PyTorch, to tell the user's frames from theirs."""
+"""Install paths of lazyviz and PyTorch, which distinguish their frames from the user's."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Ctrl-C while the ``lazyviz`` command starts, which takes a second or more, ends it without a traceback.
+"""Startup interrupt: Ctrl-C ends the ``lazyviz`` command without a traceback while it starts.
 
-Imports nothing but Python's own modules, because it is used before PyTorch is imported.
+Starting takes a second or more. This module imports only the standard library, because it is used before
+PyTorch is imported.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NoReturn
 
 
 class InterruptedCode(int):
-    """The exit code of a command that Ctrl-C has ended, which is not a code that its script has given."""
+    """The exit code of a command that Ctrl-C ended, distinct from an equal exit code of a script."""
 
 
 INTERRUPTED = InterruptedCode(128 + signal.SIGINT)
@@ -21,13 +22,13 @@ INTERRUPTED = InterruptedCode(128 + signal.SIGINT)
 
 
 def _begin() -> None:
-    """lazyviz is about to be imported: if that is for the command, Ctrl-C ends the process at once."""
+    """Before lazyviz is imported: for the command, let Ctrl-C end the process immediately."""
     if _is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _exit)
 
 
 def end() -> None:
-    """The command has been imported, and handles Ctrl-C itself."""
+    """Called when the command has been imported, which then handles Ctrl-C itself."""
     if signal.getsignal(signal.SIGINT) is _exit:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -36,7 +37,7 @@ def end_interrupted() -> NoReturn:
     """Let Python end this process as if a script had not caught Ctrl-C, but without a traceback.
 
     Exit handlers run, and then the process dies of SIGINT. A shell that runs commands in a loop stops for
-    that, but not for an exit code of 130.
+    this signal, but not for an exit code of 130.
     """
     sys.excepthook = lambda *_: None
     raise KeyboardInterrupt
@@ -45,7 +46,7 @@ def end_interrupted() -> NoReturn:
 def _is_command() -> bool:
     """Whether this process was started by ``lazyviz``, or by ``python -m lazyviz``."""
     name = sys.argv[0] if getattr(sys, "argv", None) else ""
-    if name == "-m":  # as long as Python looks for the module
+    if name == "-m":  # while Python is still locating the module
         return "lazyviz" in sys.orig_argv
     return os.path.splitext(os.path.basename(name))[0] in ("lazyviz", "lazyviz-script")
 

@@ -1,6 +1,6 @@
 """Standard streams (stdin, stdout, stderr), which may be closed, or objects with fewer methods.
 
-Imports nothing but Python's own modules.
+Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, TextIO
 def is_terminal(stream: Any) -> bool:
     """Whether ``stream``, such as ``sys.stderr``, is a terminal.
 
-    False for ``None``, a closed stream, and a replacement without the method, as scripts have that copy their
-    output to a file.
+    False for ``None``, a closed stream, and a replacement without the method, such as that of a script that
+    copies its output to a file.
     """
     try:
         return bool(stream.isatty())
-    except Exception:  # a replaced stream can raise anything, and its output is not worth an error
+    except Exception:  # a replacement can raise anything, which is not worth an error
         return False
 
 
@@ -47,8 +47,10 @@ class StandardStreams:
 
     @property
     def stdout(self) -> TextIO:
-        """Takes text that its encoding lacks; text goes nowhere if the process was started without it."""
-        flush(sys.stdout)  # output that the script has buffered comes first
+        """Accepts characters that its encoding lacks; discards text if the process was started without the
+        stream.
+        """
+        flush(sys.stdout)  # write output that the script has buffered first
         return self._usable(1)
 
     @property
@@ -59,7 +61,7 @@ class StandardStreams:
 
     def _usable(self, number: int) -> TextIO:
         stream = self._streams[number]
-        if stream is None:  # the number may be that of another file by now
+        if stream is None:  # the descriptor may belong to another file by now
             stream = io.StringIO()
         elif not is_open(stream):
             stream = _reopened(number)

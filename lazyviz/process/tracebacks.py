@@ -19,7 +19,7 @@ from .install_paths import PACKAGE, TORCH
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Code between PyTorch and a dispatch mode, and between us and a kernel.
+# Code between PyTorch and a dispatch mode, and between lazyviz and a kernel.
 _BETWEEN = tuple(os.path.join(TORCH, *parts) for parts in (("_compile.py",), ("_dynamo", ""), ("_ops.py",)))
 _FULL = os.environ.get("LAZYVIZ_FULL_TRACEBACK", "") not in ("", "0")
 
@@ -38,8 +38,8 @@ def is_ours(entry: TracebackType) -> bool:
 
 
 def without_ours(entries: Iterable[TracebackType]) -> list[TracebackType]:
-    """The entries of user code and libraries, without those between them and us, and between us and a
-    kernel.
+    """The entries of user code and libraries, without those between them and lazyviz, and between lazyviz and
+    a kernel.
     """
     kept: list[TracebackType] = []
     after_ours = False
@@ -59,14 +59,14 @@ def _is_between(entry: TracebackType) -> bool:
 
 
 def shorten(error: BaseException) -> None:
-    """Remove our frames below the one that has caught ``error`` and will raise it again."""
+    """Remove lazyviz's frames below the one that has caught ``error`` and will raise it again."""
     entries = frames(error.__traceback__)
     if entries and not _FULL:
         _join([entries[0], *without_ours(entries[1:])])
 
 
 def leave_out_ours(error: BaseException) -> None:
-    """Remove all our frames from an error that has left our code, and from those that caused it."""
+    """Remove all frames of lazyviz from an error that has left lazyviz, and from its causes."""
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen and not _FULL:
@@ -78,7 +78,7 @@ def leave_out_ours(error: BaseException) -> None:
 
 
 def shorten_block(error: BaseException) -> None:
-    """Keep only the innermost of our frames, as if the error left a block of the user's."""
+    """Keep only the innermost frame of lazyviz, as if the error had left a block of the user."""
     entries = frames(error.__traceback__)
     while entries and is_ours(entries[0]):  # the block's own generator
         del entries[0]

@@ -6,9 +6,10 @@ from typing import Any, NoReturn, SupportsIndex
 
 
 class Unpicklable:
-    """Is neither pickled nor deep-copied, because it refers to recorded operations and, by them, to tensors.
+    """Cannot be pickled or deep-copied, because it refers to recorded operations and, through them, to
+    tensors.
 
-    Without it, Python's error would be about a class that no user has heard of.
+    Without this class, Python's error would name a class that users do not know.
     """
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""Autograd nodes that a backward pass is about to call, as far as the recorder needs to know them."""
+"""Backward nodes: the autograd nodes that a backward pass will call and that the recorder must know."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..torch_internals import native_module_loader, private_api
 
 
 class Sums(Protocol):
-    """The nodes below some outputs whose results the engine adds to those of other nodes."""
+    """The autograd nodes below some outputs whose results the engine adds to those of other nodes."""
 
     def nodes(self) -> Sequence[Any]: ...
 
@@ -46,7 +46,7 @@ def _computed(note: Callable[[Any], None], node: Any, inputs: Any, outputs: Any)
 
 
 def below(outputs: Sequence[Any], names: frozenset[str]) -> tuple[Iterable[Any], Sums]:
-    """Among the nodes below ``outputs`` (tensors or gradient edges): those with ``names``, and those that
+    """Find the autograd nodes below ``outputs`` (tensors or gradient edges) that have one of ``names``, or
     add.
 
     If several nodes compute parts of a gradient, the gradient is a sum. These nodes are the second result.
@@ -56,7 +56,7 @@ def below(outputs: Sequence[Any], names: frozenset[str]) -> tuple[Iterable[Any],
 
 
 def in_python(outputs: Sequence[Any], names: frozenset[str]) -> tuple[Iterable[Any], Sums]:
-    """:func:`below` for the case that nothing is compiled, or an output is an edge."""
+    """:func:`below` without the compiled module, or for an output that is a gradient edge."""
     stack = [output.grad_fn if isinstance(output, torch.Tensor) else output.node for output in outputs]
     seen: dict[Any, None] = {}
     maker: dict[Any, Any] = {}  # the first node, by edge

@@ -84,8 +84,8 @@ def assume(value: TrackedValue, content: float) -> bool:
 
 
 class Search:
-    """A cheap check before the search; :mod:`lazyviz.record.native_recorder` has a compiled form, Python has
-    none.
+    """A cheap check before the search, which only exists in compiled form
+    (:mod:`lazyviz.record.native_recorder`).
 
     ``is_unknown``: whether the check shows that the contents of the values are known only after running.
     """
@@ -212,14 +212,14 @@ def _number_at_hand(value: TrackedValue) -> torch.Tensor | None:
 
 
 def _take_step(node: TrackedNode, shadow: Shadow) -> bool:
-    """Write to the content of ``shadow`` what ``node`` writes; False if its kernel raises an error."""
+    """Apply the write of ``node`` to the content of ``shadow``; False if its kernel raises an error."""
     method = _METHODS.get(node.op)
     if method is not None and type(node.args[1]) in (int, float):
         try:
             method(shadow.tensors[node.inputs[0]], node.args[1])
         except Exception as error:
             if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-                raise  # it does not come from the kernel, which is in C++, but from a signal handler
+                raise  # raised by a signal handler, not by the kernel, which is in C++
             return False
         return True
     with deferred():
@@ -388,8 +388,8 @@ class _Walk:
                 return False
         for writer in [node for node in self._nodes if node.writes]:
             for reader in writer.after:
-                # It would miss what is overwritten now, so it is computed as well if nothing else is needed
-                # for it.
+                # The write destroys the input of this reader, so it is computed as well if nothing else is
+                # needed for it.
                 if reader.writes or not self._is_available(reader):
                     continue
                 if not self._reach_node(reader, stack):
@@ -433,7 +433,8 @@ class _Walk:
         if node in self._nodes or node.folded or node.state == "done":
             return True
         if node.op is CHECK_GRADIENTS and node.inputs[0].device in _STAND_INS:
-            # For an absent GPU, no gradient is infinite, so the result of this check stays as it was.
+            # No gradient on an absent GPU is assumed to be infinite, so the result of this check is
+            # unchanged.
             found = node.inputs[-2]
             stack += [other for other in node.after if found.storage in other.writes]
             return self._reach_value(found, stack)
@@ -471,7 +472,7 @@ class _Walk:
         return True
 
     def _is_list_of_views(self, node: TrackedNode) -> bool:
-        """Whether the results are the parts of a tensor, as those of ``unbind`` and ``split``."""
+        """Whether the results are views of the parts of a tensor, like those of ``unbind`` and ``split``."""
         if len(node.outputs) < 2 or len(node.inputs) != 1 or not self._shapes.info(node.op).is_view:
             return False
         source, part = node.inputs[0], node.outputs[0]
@@ -566,7 +567,7 @@ class _Walk:
 
 
 def _holds(shadow: Shadow | None) -> bool:
-    """Whether a later read has to continue from it."""
+    """Whether a later read has to continue from this content."""
     return shadow is not None and (shadow.lost or bool(shadow.tensors) or shadow.memory is not None)
 
 

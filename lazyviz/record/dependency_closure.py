@@ -45,10 +45,10 @@ def order(node: TrackedNode, written: Sequence[TrackedStorage]) -> None:
 
 
 def order_check(node: TrackedNode) -> None:
-    """Let ``node``, which raises an error or does nothing, run before all that will use what it checks.
+    """Order ``node``, which raises an error or does nothing, before all nodes that will use what it checks.
 
-    These are all results of the op whose result it reads: factors of a matrix, for example, beside a number
-    that says whether there are any.
+    It checks all results of the op whose result it reads, such as the factors of a matrix in addition to the
+    status code of the factorization.
     """
     for value in node.inputs:
         if value.node is not None:
@@ -100,7 +100,7 @@ sequence_of = operator.attrgetter("sequence")
 
 
 def _graph_of(nodes: Iterable[TrackedNode]) -> Graph | None:
-    """The graph of ``nodes``, or None if they are of several, or one has failed."""
+    """The graph of ``nodes``, or None if they belong to several graphs, or one has failed."""
     graphs = {None if node.error is not None else node.graph for node in nodes}
     return graphs.pop() if len(graphs) == 1 else None
 

@@ -60,8 +60,8 @@ def note_operator(
     before: Sequence[tuple[int, int] | None],
     held: int | None = None,
 ) -> None:
-    """An operator has run and returned ``result``; ``before`` has the addresses and
-    sizes that the memory of ``written`` had before, ``held`` the bytes that the kernel held at most.
+    """Add an operator that has run and returned ``result``; ``before`` has the addresses and sizes that the
+    memory of ``written`` had before, ``held`` is the kernel's peak memory in bytes.
     """
     if not _is_recording(tape):
         return
@@ -115,9 +115,10 @@ def note_region(
     modules: Iterable[torch.nn.Module] = (),
     held: int | None = None,
 ) -> None:
-    """A subgraph of the program has read ``read`` and returned ``returned``, which may be any container.
+    """Add a subgraph of the program that has read ``read`` and returned ``returned``, which may be any
+    container.
 
-    ``held`` are the bytes that its kernels held at most, if they were measured.
+    ``held`` is the peak memory of its kernels in bytes, if it was measured.
     """
     if not _is_recording(tape):
         return
@@ -137,7 +138,7 @@ def note_region(
 
 
 def _note_scratch(node: TrackedNode, outputs: Sequence[TrackedValue], held: int | None) -> None:
-    """The node's kernels held these bytes of the CPU at most, those of its results included."""
+    """Note the peak CPU memory of the node's kernels in bytes, including that of its results."""
     if held is not None and all(found.storage.device.type == "cpu" for found in outputs):
         results = {found.storage: None for found in outputs if found.storage.created == node.index}
         node.scratch_bytes = max(held - sum(storage.nbytes for storage in results), 0)
@@ -163,9 +164,7 @@ def evaluate_before_tracing(tape: Tape, cause: str, given: Any) -> None:
 
 
 def note_copies(tape: Tape, copies: Any) -> None:
-    """Tensors that PyTorch created outside of the record are outside memory from now on, even if no op uses
-    them.
-    """
+    """Treat tensors that PyTorch created unrecorded as outside memory, even if no op uses them."""
     if (graph := tape.recording.graph) is None or not _is_recording(tape):
         return
     for tensor in tensors_under(copies):
@@ -175,7 +174,7 @@ def note_copies(tape: Tape, copies: Any) -> None:
 
 
 def note_resize(tape: Tape, cause: str, address: int, before: int, nbytes: int) -> None:
-    """Recorded memory has been resized."""
+    """Note that recorded memory has been resized."""
     storage = _known(tape, address)
     if before == nbytes or storage is None or not _is_recording(tape):
         return
@@ -278,7 +277,7 @@ _Made = tuple[torch.Tensor, int, int, TensorMeta]  # a result, the address and t
 
 
 def _made(tape: Tape, read: Iterable[torch.Tensor], results: Iterable[torch.Tensor]) -> Iterator[_Made]:
-    """The results in new memory, each memory once; for sparse tensors, all components."""
+    """The results in new memory, one per storage; for sparse tensors, all components."""
     known = {place[0] for tensor in read if (place := memory_of(tensor)) is not None}
     for tensor in results:
         if parts := parts_of(tensor):

@@ -23,7 +23,7 @@ _READS = (
 
 
 def refuse_reads() -> None:
-    """Make :data:`_READS` refuse forgotten tensors; for others, they do what they did."""
+    """Make :data:`_READS` refuse forgotten tensors; for other tensors, they behave as before."""
     for name in _READS:
         if name not in vars(LazyTensor):
             # Ordinary assignment to this class is forwarded to torch.Tensor.

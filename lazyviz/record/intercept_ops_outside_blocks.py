@@ -1,4 +1,4 @@
-"""Ops outside of blocks: evaluates the pending ops that they depend on first.
+"""Interception of ops outside of blocks: first evaluates the pending ops that they depend on.
 
 While anything is pending, each of these first evaluates what it needs: reading a pending tensor or a storage
 with a pending write, writing a storage that pending nodes read or write, and drawing from a generator with
@@ -220,9 +220,9 @@ def _forget_written(tape: Tape, info: OpInfo, args: tuple[Any, ...], kwargs: dic
 def call_measured(
     op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, int | None]:
-    """:func:`call`, and the bytes of the CPU that the kernel holds at most, results included.
+    """:func:`call`, and the kernel's peak CPU memory in bytes, results included.
 
-    ``None`` if they are not measured: of kernels that may free operands, or that are not PyTorch's own.
+    ``None`` if it is not measured: for kernels that may free operands, or that are not PyTorch's own.
     """
     may_free = info.resizes or info.set_like or info.mutable_kwargs
     if op.namespace != "aten" or may_free or any(map(parts_of, written_tensors(info, args, kwargs))):

@@ -124,13 +124,15 @@ class LazyTensor(torch.Tensor, metaclass=PendingClass):
 
 
 class LazyParameter(LazyTensor):  # type: ignore[metaclass]
-    """A pending tensor that will be an ``nn.Parameter``; it differs by what its class is equal to."""
+    """A pending tensor that will be an ``nn.Parameter``: its class compares equal to that class."""
 
     __slots__ = ()
     _lazyviz_of = torch.nn.Parameter
 
     def detach(self) -> torch.Tensor:
-        """A tensor; for ``nn.Parameter(p)`` a parameter, because it asks whether it is of the same class."""
+        """A tensor; for ``nn.Parameter(p)`` a parameter, because that requires the result to have the same
+        class.
+        """
         tensor = super().detach()
         if sys._getframe(1).f_code is _NEW_PARAMETER:
             private_api.set_class(tensor, LazyParameter)

@@ -1,10 +1,10 @@
-"""Lazy tensors of user-defined classes: subclasses of LazyTensor that stand for the user's class.
+"""Lazy tensors of user-defined classes: subclasses of LazyTensor that behave like the user's class.
 
 A pending tensor is a ``LazyTensor``, or a ``LazyParameter`` if it will be an ``nn.Parameter``.  For a
 user-defined class, such as a quantized ``nn.Parameter``, it has a class created here that derives from both,
 so that it has the methods, properties, and overrides of its class while it is pending.  Code that creates a
 tensor of ``type(self)``, compares it with ``==``, looks it up in a dictionary, or writes to it gets the real
-class; only ``is`` tells them apart.
+class; only ``is`` distinguishes them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class _SkipInitSubclass:
 
 
 def real_class(cls: Any) -> Any:
-    """The class that ``cls`` stands for, if it is one of pending tensors; otherwise ``cls`` itself."""
+    """The user's class that ``cls`` represents, if it is a class of pending tensors; otherwise ``cls``
+    itself.
+    """
     return type.__getattribute__(cls, "_lazyviz_of") if isinstance(cls, PendingClass) else cls
 
 

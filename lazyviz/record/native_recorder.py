@@ -228,7 +228,7 @@ def watch_access(before: Callable[[torch.Tensor], None]) -> None:
 
 
 def watch_calls(before: Callable[[int, Any, Any], None] | None) -> None:
-    """Call ``before`` before C functions that read memory, whatever holds it; None: stop.
+    """Call ``before`` before C functions that read memory of any object; None: stop.
 
     It gets the function's position among ``EXPORTS``, or a higher number for a legacy type, and the
     arguments.

@@ -45,7 +45,7 @@ class PendingOps:
         self._scopes, self._shapes, self._generators = scopes, shapes, generators
         self.nodes: dict[TrackedNode, None] = {}  # in program order
         self.views: list[TrackedNode] = []  # those recorded outside of a block
-        self._watched: set[weakref.ref[Graph]] = set()  # graphs whose values point to tensors
+        self._watched: set[weakref.ref[Graph]] = set()  # graphs whose values have weak references to tensors
         self.reachable: Callable[[], Iterable[Graph]] = tuple  # the graphs that can still be evaluated
         self.unlink_tensors: Callable[[Iterable[Any], Iterable[Any]], None] = unlink_tensors  # or compiled
         # Graphs that can no longer be evaluated: pending writes of known values, such as step counters.
@@ -112,10 +112,10 @@ class PendingOps:
         self.release_unused()
 
     def _reasons(self, error: NodeError) -> dict[TrackedNode, NodeError]:
-        """``error`` for nodes that have failed or depend on one, with what that raised."""
+        """``error``, with the original exception, for nodes that have failed or depend on a failed one."""
         found: dict[TrackedNode, NodeError] = {}
         for node in list(self.nodes):
-            if failure_of(node.error) is Failure.FORGOTTEN:  # an interrupted call has come to it
+            if failure_of(node.error) is Failure.FORGOTTEN:  # an interrupted call has already handled it
                 continue
             if node.state == "failed" and node.error is not None:
                 what = node.error.partition("\n")[0]

@@ -1,4 +1,4 @@
-"""Outside tensors: real tensors that a block uses but did not create, their values, ``.data`` and swaps."""
+"""Outside tensors: real tensors that a block uses but did not create; their values, ``.data``, and swaps."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class ExternalTensors:
             storage = TrackedStorage(memory.nbytes(), tensor.device, graph, external=True)
             storage.address = address
             if tensor.is_cuda:
-                storage.place = dispatcher_bypasses.storage_data_ptr(memory)  # it waits for nothing
+                storage.place = dispatcher_bypasses.storage_data_ptr(memory)  # nothing is pending on it
             storage.role, storage.name = self._scopes.role_of(tensor)
             holder = self._memory_holders.holder(tensor)
             if holder is UNKNOWN and (storage.role is not None or tensor.requires_grad):

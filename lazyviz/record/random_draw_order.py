@@ -60,7 +60,8 @@ rng_state = operator_registration.define(
 SavedStates = list[tuple[torch.Generator, torch.Tensor, "DrawSequence | None"]]
 """See :meth:`Generators.save`."""
 
-# Markers are counted up from here: seeds that nobody types (64-bit numbers with a fixed upper half).
+# Markers are counted up from here: seeds that users are unlikely to choose (64-bit numbers with a fixed upper
+# half).
 _FIRST_MARKER = 0x4C5A_5631_0000_0000
 
 
@@ -69,7 +70,7 @@ class Generators:
 
     def __init__(self) -> None:
         self._markers = itertools.count(_FIRST_MARKER)
-        # identity of the generator -> (its last marker, the sequence the marker stands for)
+        # identity of the generator -> (its last marker, the sequence that the marker represents)
         self._tails: dict[int, tuple[int, DrawSequence]] = {}
 
     @staticmethod
@@ -149,7 +150,7 @@ class Generators:
         """Before running ``nodes``: the state of each generator that they draw from, and the sequence that is
         due.
 
-        That is the sequence that the generator's marker stands for. A failed draw has left the state before
+        That is the sequence that the generator's marker represents. A failed draw has left the state before
         it: if the generator still has that state, the sequence of the failed draw is due.
         """
         drawing: dict[int, list[TrackedNode]] = {}

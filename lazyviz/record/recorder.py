@@ -148,7 +148,7 @@ def _operands(mode: RecorderMode, func: OpOverload, args: tuple[Any, ...]) -> tu
     if (
         args
         and type(args[0]) in _NUMBERS
-        and func.namespace == "aten"  # prims take numbers for tensors
+        and func.namespace == "aten"  # prims accept numbers as tensors
         and str(func._schema.arguments[0].type) == "Tensor"
     ):
         # Constants of a TorchScript program, which are numbers, arrive as tensors of its interpreter.
@@ -159,12 +159,12 @@ def _operands(mode: RecorderMode, func: OpOverload, args: tuple[Any, ...]) -> tu
 def _unwrapped(
     mode: RecorderMode | None, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """The answer of third-party subclasses, which take a pending tensor for a plain one: they unwrap it
+    """The result of third-party subclasses, which treat a pending tensor as a plain one, and are called
     first.
     """
     others = tuple([cls for cls in types if not issubclass(cls, LazyTensor)])
     if len(others) == len(types) or any(map(is_dispatched_in_cpp, others)):
-        return NotImplemented  # PyTorch asks them next
+        return NotImplemented  # PyTorch calls them next
     return ask_subclasses(mode, others, func, args, kwargs)
 
 
@@ -317,7 +317,7 @@ class Recorder:
         return _Call(op, info, *call, inferred, generator), None
 
     def _append(self, call: _Call, frame: FrameType | None) -> Any:
-        """Make the node; returns the op's result."""
+        """Create the node; returns the op's result."""
         recording, info, graph = self._recording, call.info, self._recording.graph
         assert graph is not None
         self._runs.refuse_nested()
@@ -346,7 +346,7 @@ class Recorder:
     def _answer_immediately(
         self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """The result of a call that is not recorded as it is, if this is one."""
+        """The result of a call that is not recorded unchanged; ``_NO_ANSWER`` for any other call."""
         if info.metadata_only:
             with private_api.excluding_python():
                 return op(*args, **kwargs)
@@ -385,7 +385,7 @@ class Recorder:
     def _reason_to_run(
         self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> str | None:
-        """Why a call has to run where it is made: its kernel depends on the layers above it."""
+        """Why a call has to run immediately: its kernel depends on dispatch layers above it."""
         operands = (*args, *kwargs.values())
         if info.of_parts and intercept_ops_outside_blocks.is_differentiated(operands):
             return f"{op} has no gradient formula of its own"
@@ -421,7 +421,7 @@ class Recorder:
         values: Sequence[TrackedValue],
         error: Exception,
     ) -> None:
-        """PyTorch rejects these inputs. If the error ends the block, the picture shows where it happened."""
+        """Note that PyTorch rejects these inputs. If the error ends the block, the picture shows where."""
         graph, scopes = self._recording.graph, self._scopes
         if graph is None:
             return
@@ -499,7 +499,7 @@ class Recorder:
         values: list[TrackedValue],
     ) -> Inferred:
         """The results' metadata; an error is noted if PyTorch raises it for these inputs."""
-        with deferred():  # a signal handler's exception is neither an answer nor a refusal
+        with deferred():  # a signal handler's exception is neither a result nor a rejection
             try:
                 return self._shapes.infer(op, info, *recorded, values)
             except DataDependent:
@@ -517,7 +517,7 @@ class Recorder:
         inferred: Inferred,
         tensors: list[torch.Tensor],
     ) -> Any:
-        """The result of an op that is recorded in a special way, if it is such an op."""
+        """The result of an op that is recorded in a special way, if this is such an op."""
         if inferred.on_meta:
             # No memory, nothing to defer.
             return op(

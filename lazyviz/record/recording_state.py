@@ -72,9 +72,9 @@ class RecordingState:
         self.owner = 0  # thread that records
         self.pauses = 0
         self.busy = False  # the compiled recorder is recording an op, without holding the lock of runs
-        self.appending = 0  # thread that is making a node; no other code may change what is pending
-        # A number that is new once anything has been recorded, evaluated or forgotten: what was found out
-        # before that about an op that is being recorded must be found out again.
+        self.appending = 0  # thread that is creating a node; no other code may change the pending nodes
+        # A number that changes when anything is recorded, evaluated, or forgotten: then, checks on an op that
+        # is being recorded must be repeated.
         self.last_change = 0
         self.viewed: TensorRef | None = None  # the tensor of which a view is being created
         self.explicit_detach = False  # Python code is calling Tensor.detach, which is recorded as an op
@@ -88,7 +88,7 @@ class RecordingState:
         self.communicating = False  # a functional collective, or a part of one, is being recorded
 
     def changed(self) -> None:
-        """Tensors have become real or pending, or will be recorded elsewhere."""
+        """Note that tensors have become real or pending, or will be recorded elsewhere."""
         self.last_change = next(TrackedNode._sequence)
 
     @staticmethod
@@ -120,8 +120,8 @@ _of_python = threading.local()
 
 
 def is_of_python() -> bool:
-    """Whether this thread was started in Python, or is the main one: it computes gradients of its own, not
-    of the block that another thread records, as the threads of the autograd engine do.
+    """Whether this thread was started in Python, or is the main one. If so, it computes its own gradients;
+    only threads of the autograd engine compute those of a block that another thread records.
     """
     known: bool | None = getattr(_of_python, "known", None)
     if known is None:

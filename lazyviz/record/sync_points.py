@@ -59,7 +59,7 @@ _SMALL = 16  # bytes: one element of any type
 
 
 def is_small_update(node: TrackedNode) -> bool:
-    """Whether it computes a step counter, a running total, or the like: numbers on the CPU."""
+    """Whether the node updates a step counter, a running total, or a similar number on the CPU."""
     if node.op is torch.ops.aten.empty.memory_format:  # batch norm makes one without elements
         return not any(value.storage.nbytes for value in node.outputs)
     return node.op in _SMALL_UPDATES and all(
@@ -162,7 +162,7 @@ class RunLock(type(threading.RLock())):  # type: ignore[misc]
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is held by a thread that no longer exists."""
+        """Whether a thread that no longer exists holds the lock."""
         if not isinstance(threading.get_ident, BuiltinFunctionType):
             return False  # its owner is a greenlet, and no list has all of them
         return self.owner not in (0, *[thread.ident for thread in threading.enumerate()])
@@ -233,7 +233,7 @@ class Background(Protocol):
         """Wait until it ends, and mark its nodes as done; raises its error, if any."""
 
     def finish_first(self, needed: Iterable[TrackedNode]) -> None:
-        """The same for its nodes up to the last of ``needed``, or for all of them."""
+        """Like :meth:`finish`, for its nodes up to the last of ``needed``, or for all of them."""
 
 
 class PendingRuns:

@@ -70,7 +70,7 @@ class TensorTable:
         return value
 
     def found_outside(self, tensor: torch.Tensor, storage: TrackedStorage, graph: Graph) -> None:
-        """``storage`` is the new record of the memory of ``tensor``: who allocated it, and when."""
+        """Note in ``storage``, the new record of the memory of ``tensor``, who allocated it and when."""
         storage.borrowed = not storage_ownership.is_allocated(tensor)
         self.arrivals.use(private_api.storage_address(tensor), storage, graph)
 
@@ -82,7 +82,7 @@ class TensorTable:
                 self.computed[private_api.storage_address(tensor)] = value.storage
 
     def forget_shadow(self, tensor: torch.Tensor) -> None:
-        """``tensor`` is about to be written by an op that is not recorded."""
+        """Forget the shadow of ``tensor``, which an unrecorded op is about to write."""
         for part in [tensor] if tensor.layout == torch.strided else parts_of(tensor):
             storage = self.storages.get(private_api.storage_address(part))
             if storage is not None:
@@ -163,7 +163,9 @@ class TensorTable:
             self._most_results = 2 * len(self.results) + 200
 
     def release_all(self, *, recording: bool) -> None:
-        """Nothing is pending: forget all memory. A block that continues remembers its earlier storages."""
+        """Forget all memory, because nothing is pending. A block that continues remembers its earlier
+        storages.
+        """
         if recording:
             for at, storage in list(self.storages.items()):
                 if storage.live:
@@ -184,12 +186,12 @@ class TensorTable:
                     self._drop_storage(value.storage)
 
     def _set_address(self, storage: TrackedStorage, address: int) -> None:
-        """Pending nodes read ``storage``, which is at ``address``."""
+        """Note that pending nodes read ``storage``, which is at ``address``."""
         if self.storages.setdefault(address, storage) is storage:
             storage.address = address
 
     def _drop_storage(self, storage: TrackedStorage) -> None:
-        """No pending node uses ``storage``; the block that is being recorded remembers it."""
+        """Forget ``storage``, which no pending node uses; the block that is being recorded remembers it."""
         address = storage.address
         if self.storages.get(address) is storage:
             del self.storages[address]

@@ -1,8 +1,8 @@
-"""Tensors from data loaders, and others that come into being in a block without a recorded op.
+"""Tensors from data loaders, and other tensors that are created in a block without a recorded op.
 
-A data loader's batch and ``torch.tensor(data)`` allocate memory that no operator shows.  An op that uses
-such a tensor has it as an outside tensor; what no op uses, such as the batch that a loader fetches ahead,
-would not appear at all.
+A data loader's batch and ``torch.tensor(data)`` allocate memory that no operator shows.  For an op that uses
+such a tensor, it is an outside tensor; a tensor that no op uses, such as the batch that a loader fetches
+ahead, would not appear at all.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ..graph.ir import Fetch, Graph, Role, Storage
 from ..torch_internals import private_api, storage_ownership
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_MOST_PARTS = 1000  # of a list in a batch that are looked at, because all of it may be Python numbers
-_FEW = 200  # arrivals among which those that are gone are not looked for
+_MOST_PARTS = 1000  # maximum number of items of a list in a batch that are visited: all may be Python numbers
+_FEW = 200  # number of arrivals up to which dead ones are not searched
 
 
 class Arrival(weakref.ref[torch.Tensor]):
-    """Weak reference to a tensor that has come into being, and its memory until an op uses it."""
+    """Weak reference to a tensor that was created, and its memory until an op uses it."""
 
     __slots__ = ("graph", "memory", "storage")
 
@@ -60,14 +60,14 @@ class Arrivals:
         self._most = _FEW
 
     def end(self) -> None:
-        """Nothing is recorded any more."""
+        """Forget all arrivals, because nothing is being recorded."""
         self.unused.clear()
         self._fetched.clear()
 
     def note(
         self, tensor: torch.Tensor, graph: Graph, role: Role | None = None, name: str = ""
     ) -> Arrival | None:
-        """``tensor`` has come into being while ``graph`` is recorded."""
+        """Note that ``tensor`` was created while ``graph`` is recorded."""
         if type(tensor) not in _PLAIN or tensor.layout != torch.strided or tensor.device.type == "meta":
             return None
         if not private_api.has_storage(tensor) or not private_api.TensorBase.untyped_storage(tensor).nbytes():
@@ -84,7 +84,7 @@ class Arrivals:
         return arrival
 
     def note_batch(self, batch: Any, graph: Graph) -> None:
-        """A data loader returns ``batch``; variables still refer to the one before."""
+        """Note that a data loader returns ``batch``; variables still refer to the previous one."""
         self._fetched = [each for each in self._fetched if each() is not None]
         beside = tuple(dict.fromkeys([each.storage for each in self._fetched if each.graph is graph]))
         graph.fetches.append(Fetch(len(graph.nodes), beside))
@@ -113,7 +113,9 @@ class Arrivals:
         self._fetched = [each for each in self._fetched if each() is not tensor]
 
     def use(self, address: int, storage: Storage, graph: Graph) -> None:
-        """An op of ``graph`` uses the memory at ``address``, whose record is ``storage`` from now on."""
+        """Note that an op of ``graph`` uses the memory at ``address``, whose record is ``storage`` from now
+        on.
+        """
         arrival = self.unused.pop(address, None)
         if arrival is None or arrival.storage not in arrival.graph.arrivals:
             return

@@ -217,7 +217,7 @@ def unlink(ref: TensorRef) -> None:
 
 
 def note_drop(storage: TrackedStorage) -> None:
-    """The last tensor on ``storage`` has just been deleted."""
+    """Note that the last tensor on ``storage`` has just been deleted."""
     storage.dropped = len(storage.graph.nodes)
     now = TrackedStorage.recording
     graph = storage.graph

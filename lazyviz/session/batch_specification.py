@@ -1,4 +1,4 @@
-"""The named batch: the user's tensors or variable names, as values of the graph."""
+"""Batch specification: the tensors or variable names that the user named as batch, as values of the graph."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class NamedBatch:
         return None
 
     def begin(self, tape: Tape, graph: Any) -> None:
-        """Note the values of tensors that pending blocks use or create; the tape asks for those of other
+        """Note the values of tensors that pending blocks use or create; the tape calls :meth:`dim` for other
         tensors.
         """
         for tensor, dim, _ in self._named():
@@ -151,7 +151,7 @@ def bound_names(code: CodeType) -> Container[str]:
     """The variables that running ``code`` may bind in its own scope, or as globals from functions in it."""
     names: set[str] = set(code.co_varnames + code.co_cellvars + code.co_freevars)
     codes = [code]
-    for each in codes:  # grows while it is read
+    for each in codes:  # the loop appends to it
         if not _BIND_ANYTHING.isdisjoint(each.co_names):
             return _Anything()
         for instruction in dis.get_instructions(each):

@@ -245,7 +245,7 @@ class LazyBlock(Transaction, Generic[G]):
         evaluation.latest = weakref.ref(graph)
 
     def _watch(self) -> None:
-        """Install what recording takes, unless another block has done so."""
+        """Install the modes and patches for recording, unless another block has done so."""
         if not _open:
             evaluation.watch.begin_recording()
             tape.scopes.sources.block = self._code
@@ -258,7 +258,7 @@ class LazyBlock(Transaction, Generic[G]):
 
     @property
     def is_innermost(self) -> bool:
-        """Whether it is recording now, and not a block inside it."""
+        """Whether this block is recording now, and not a block inside it."""
         return bool(_open) and _open[-1] is self
 
     def _refuse_others(self) -> LazyBlock[Any] | None:
@@ -316,7 +316,7 @@ class LazyBlock(Transaction, Generic[G]):
                 _stop_watching()
 
     def abandoned(self) -> None:
-        """Exited without a regular end: recorded ops stay pending, without names."""
+        """Handle an exit without a regular end: recorded ops stay pending, without names."""
         with CriticalSection():
             self.undo(1)  # all except the claim: the recorded ops are not registered yet
         self._account()
@@ -375,7 +375,7 @@ class LazyBlock(Transaction, Generic[G]):
             _open.remove(self)
         _publish()
         if self.graph is not None:
-            if threading.get_ident() == self.thread:  # each thread has numbers of its own
+            if threading.get_ident() == self.thread:  # each thread has its own numbers
                 self.graph.ir.autograd_nodes = range(self._first_node, private_api.sequence_number())
             if not _open:
                 tape.scopes.keep_forward_nodes(self.graph.ir)
@@ -396,8 +396,8 @@ def _values_of_tensors(ir: Graph) -> list[TrackedValue]:
 
 # --- what is open in this process ---------------------------------------------------------
 
-_claims: list[LazyBlock[Any]] = []  # that are recording or about to; all on one thread
-_open: list[LazyBlock[Any]] = []  # that are recording, innermost last
+_claims: list[LazyBlock[Any]] = []  # blocks that are recording or about to record; all on one thread
+_open: list[LazyBlock[Any]] = []  # blocks that are recording, innermost last
 _block_of_task = contextvars.ContextVar["LazyBlock[Any] | None"]("lazyviz_block", default=None)
 
 
@@ -467,7 +467,7 @@ def _finish_orphans() -> None:
 
 @deferring
 def finish_at_exit() -> None:
-    """The process ends: exit the blocks of suspended generators, which Python closes later."""
+    """At process exit: exit the blocks of suspended generators, which Python closes later."""
     running = sys._current_frames().keys() - {threading.get_ident()}
     for block in reversed(_claims.copy()):
         if block.thread not in running:
@@ -475,7 +475,7 @@ def finish_at_exit() -> None:
 
 
 def forget_in_child() -> None:
-    """A forked child is not inside its parent's blocks, and PyTorch is as it is outside of them."""
+    """In a forked child: leave the parent's blocks, and restore PyTorch to its state outside of blocks."""
     forget_holder()
     op_stream.end()
     if not _claims:

@@ -1,4 +1,4 @@
-"""Connects stages: hooks from recording into later stages, exit handlers, and fork handlers."""
+"""Connects packages: registers the hooks of recording into later stages, exit handlers, and fork handlers."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class _Gpus(Transaction):
 
         def reserved(device: torch.device) -> int:
             """Bytes that the caching allocator would hold for them."""
-            from ..plan.make_plan import make_plan  # imported by the first plan
+            from ..plan.make_plan import make_plan  # the first plan imports it
 
             plan = make_plan(graph, device=target).devices.get(str(device))
             held = plan.reserve(True) if plan is not None else None

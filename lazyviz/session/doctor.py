@@ -142,7 +142,7 @@ def doctor() -> Diagnosis:
 
 
 def _state(handlers: Sequence[Leftover]) -> tuple[list[str], list[Leftover]]:
-    """What is patched, and what should have been restored; ``handlers``: what of them is left over."""
+    """What is patched, and what should have been restored; ``handlers`` are the leftover signal handlers."""
     evaluation.watch.leave()  # as between two cells
     busy = bool(open_blocks()) or bool(tape.pending)
     patched = sorted(_name(owner, name) for owner, name, _ in originals.replaced())
@@ -165,7 +165,7 @@ def _of_handlers() -> list[Leftover]:
         for number in signal.valid_signals()
         if number in signal.Signals.__members__.values()
         and is_ours(handler := signal.getsignal(number))
-        and not isinstance(getattr(handler, "__self__", None), Deferred)  # see the next ones
+        and not isinstance(getattr(handler, "__self__", None), Deferred)  # these are checked below
     ]
     deferred = abandoned()
     if (context := Deferred.current.get(threading.get_ident())) is not None and not _is_within_an_op_or_run():
@@ -175,13 +175,13 @@ def _of_handlers() -> list[Leftover]:
 
 
 def _is_within_an_op_or_run() -> bool:
-    """Whether code that an op or a run calls, such as a finalizer, asks."""
+    """Whether the caller is code that an op or a run calls, such as a finalizer."""
     recording = tape.recording
     return evaluation.is_running_here() or recording.busy or bool(recording.appending)
 
 
 def _of_the_tape() -> list[Leftover]:
-    """State of the recorder that belongs to no block, run, or pause."""
+    """Recorder state that does not belong to a block, run, or pause."""
     found: list[Leftover] = []
     if tape.recording.graph is not None and not open_blocks():
         found.append(Leftover("recorder", "records without an open block"))

@@ -47,7 +47,7 @@ def failure_text(node: TrackedNode) -> str:
 
 
 def runnable_nodes() -> list[TrackedNode]:
-    """The pending nodes that could still run here: the others have failed, or depend on failed ones."""
+    """The pending nodes that can still run here; the others have failed or depend on failed nodes."""
     return _runnable({node for node in list(tape.pending) if node.state == "failed"})
 
 
@@ -121,7 +121,7 @@ def evaluate_graphs(cause: str) -> tuple[list[tuple[RecordedGraph | None, Report
                 if not new and not any(str(text) in str(failure) for text in before.values()):
                     raise  # not the error of an op
                 error = error or (failure if new else None)
-                if graph.choices.saves_memory:  # the rest of these graphs must not run as a whole
+                if graph.choices.saves_memory:  # the remaining nodes of these graphs must not run as a whole
                     apart.update(node for node in graph.nodes if node.state != "done")
         if any(node not in apart for node in _runnable(set())):
             try:
@@ -179,7 +179,7 @@ def _run(
 def _runnable(failed: set[TrackedNode]) -> list[TrackedNode]:
     """The pending nodes that can run without ``failed`` ones, in program order.
 
-    A split run that an op has stopped midway cannot go on, and none of its ops can run apart from it.
+    A split run that a failing op has stopped cannot continue, and none of its ops can run separately.
     """
     splits = [runs.split_run for runs in list(RunHistory.with_split_runs)]
     stuck = (split.nodes for split in splits if split is not None and any(map(is_partial_write, split.nodes)))
@@ -202,7 +202,9 @@ def _without(nodes: Iterable[TrackedNode], failed: set[TrackedNode]) -> list[Tra
 
 
 def merged(reports: Sequence[Report], left: tuple[str, ...] = ()) -> Report:
-    """One report of several runs in a row: sums, the highest peak, and otherwise that of the last run."""
+    """One report of several consecutive runs: sums, the highest peak, and otherwise the values of the last
+    run.
+    """
     last = reports[-1]
     if len(reports) == 1:
         return replace(last, left=left) if left else last

@@ -1,7 +1,7 @@
 """Evaluation: runs pending nodes by the chosen strategy, and reports what the run did.
 
 A part of :mod:`lazyviz.session.lazy_graph`: it holds the state of the process (graphs with pending ops,
-metrics, the guard between cells), and all runs of nodes go through it.
+metrics, the guard between cells), and all runs of nodes pass through it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ forbidden_blocks = 0  # number of blocks that have forbidden sync points
 metrics = Metrics()
 projection_errors: deque[float] = deque(maxlen=1000)
 compile_reasons: deque[str] = deque(maxlen=100)  # miss reasons of compilations
-last_run: tuple[str, int, float] | None = None  # its cause, ops and seconds
+last_run: tuple[str, int, float] | None = None  # the cause, ops, and seconds of the last evaluation
 _INTERVAL = 0.005  # seconds between two checks for signals, while nodes on another thread are waited for
 
 
@@ -85,7 +85,7 @@ class ActiveRun:
         if nodes:
             tape.runs.refuse_nested()
         self._signals = Deferred()
-        self.running: Sequence[RecordedGraph] = ()  # that have not been notified of its end
+        self.running: Sequence[RecordedGraph] = ()  # graphs that have not been notified of its end
 
     def __enter__(self) -> Deferred:
         arrived = self._signals.__enter__()
@@ -98,7 +98,7 @@ class ActiveRun:
         """Can be called a second time by the code that entered it, if the first call failed."""
         if self._signals.leave is not None:
             self._signals.leave()
-            watch.release()  # it saw nodes as pending that have run
+            watch.release()  # it treated nodes as pending that have run since
         tape.runs.active_thread = 0
         if self.running:
             for lazy in self.running:
@@ -298,7 +298,9 @@ class AsyncEvaluation:
                 context.__exit__()
 
     def _wait_for_first(self, count: int) -> int:
-        """Wait until that many nodes have run, or no other will; how many have.  0: signals were deferred."""
+        """Wait until ``count`` nodes have run or no more will, and return how many have; 0 while signals are
+        deferred.
+        """
         outer = Deferred.current.get(threading.get_ident())
         try:
             while (started := self.started) is not None:
@@ -313,7 +315,7 @@ class AsyncEvaluation:
         return 0
 
     def _end_by(self, error: BaseException) -> None:
-        """``error`` was raised while the run was waited for: stop it between two nodes, and finish it."""
+        """Stop the run between two nodes and finish it, because ``error`` was raised while waiting for it."""
         if (started := self.started) is not None:
             started.stop(error)
             try:
@@ -340,7 +342,7 @@ class AsyncEvaluation:
                 self.error = error
                 raise
             finally:
-                if (started := self.started) is None or started.is_joined:  # else it is tried again
+                if (started := self.started) is None or started.is_joined:  # otherwise, it is tried again
                     self._strategy = None
                     if tape.runs.background is self:
                         tape.runs.background = None
@@ -399,7 +401,7 @@ def _end(
             reports[:] = map(partial.__call__, (partial(_report, strategy, cause, outcome, seconds),))
             _count(strategy, reports[0])
     finally:
-        tape.runs.active_thread = 0  # listeners may read results, and evaluate again
+        tape.runs.active_thread = 0  # listeners may read results and start another evaluation
         timelines = {} if strategy.is_hidden else strategy.memory.timelines()
         notify(strategy.touched, reports[0] if reports else None, timelines, outcome)
         context.running = ()
@@ -494,7 +496,7 @@ def notify(
 
 
 def _must_start_over(split: SplitRun) -> bool:
-    """Whether a failed op stops this run, and the other ops can run without it and without pieces."""
+    """Whether a failed op stops this run although the other ops can run without it and without a split."""
     return split.has_begun_no_pass and any(node.state == "failed" for node in split.nodes)
 
 
@@ -510,7 +512,7 @@ def interrupted_split(nodes: Sequence[TrackedNode]) -> SplitRun | None:
 def _measured(
     memory: Memory, cuda: Sequence[int], projection: Projection | None
 ) -> tuple[int, int | None, dict[str, int]]:
-    """The measured peak, its projection, and their difference."""
+    """The measured peak, the projected peak, and their difference."""
     counters = {index: fake_cuda_devices.max_memory_allocated(index) for index in cuda}
     if projection is None:
         return max(counters.values(), default=memory.peak), None, {}
@@ -581,8 +583,8 @@ def end_abandoned() -> None:
 def forget_in_child() -> None:
     """A forked child (such as a DataLoader worker) does not record or evaluate ops of its parent."""
     forget_signals()
-    tape.runs.background = None  # whose thread is the parent's
-    tape.runs.running = tape.runs.active_thread = 0  # the parent's run goes on there
+    tape.runs.background = None  # its thread exists only in the parent
+    tape.runs.running = tape.runs.active_thread = 0  # the run continues in the parent
     tape.recording.graph = None
     tape.runs.lock = RunLock()
     tape.pending_ops.forget_all(FORGOTTEN_BY_FORK)

@@ -1,7 +1,7 @@
 """tqdm progress bar for runs and compilations that take longer than a second.
 
 It is shown in notebooks, and if stderr is a terminal, unless ``lazyviz.options.progress`` says otherwise.  It
-does not slow the run: a thread checks its progress from time to time, and does not watch programs that took
+does not slow the run: a thread checks its progress from time to time, and does not follow programs that took
 less than a second before.
 """
 
@@ -32,7 +32,7 @@ def is_wanted() -> bool:
 
 
 def _in_notebook() -> bool:
-    get = getattr(sys.modules.get("IPython"), "get_ipython", None)  # it may be being imported
+    get = getattr(sys.modules.get("IPython"), "get_ipython", None)  # another thread may be importing it
     shell = get() if get is not None else None
     return getattr(shell, "kernel", None) is not None
 
@@ -91,7 +91,7 @@ class Bar:
                 if self._over.wait(EVERY):
                     return
         finally:
-            bar.n = bar.total  # a notebook's bar that is not full would stay, in red
+            bar.n = bar.total  # an incomplete bar in a notebook would stay visible, in red
             bar.close()
 
 

@@ -29,7 +29,7 @@ class RunHistory:
     """The current run of a graph, and the results of earlier ones; listeners are notified of changes."""
 
     with_split_runs: ClassVar[WeakSet[RunHistory]] = WeakSet()
-    """Those with an interrupted split run: every read asks for them, so it must not visit all graphs."""
+    """Those with an interrupted split run: every read looks these up, so it must not visit all graphs."""
 
     def __init__(self) -> None:
         self.state: str | None = None  # running, failed, or interrupted; None: derived from the nodes
@@ -40,7 +40,8 @@ class RunHistory:
         # After a read: its nodes, seconds, memory, and cause.
         self._report: Report | tuple[Sequence[TrackedNode], float, Levels, str] | None = None
         self._measured: list[tuple[int, int]] = []
-        # Timelines of later runs, appended to it on access; of reads, what `timeline_of` makes one of.
+        # Timelines of later runs, appended to it on access; for reads, the data that `timeline_of` converts
+        # to one.
         self._timelines: list[Sequence[tuple[int, int]] | _OfRead] = []
         self._listeners: list[Listener] = []
 
@@ -71,7 +72,7 @@ class RunHistory:
         self._report = report
 
     def note_read(self, nodes: Sequence[TrackedNode], seconds: float, levels: Levels, cause: str) -> None:
-        """A read has run ``nodes``, a cached subgraph, while nobody listens; the report is created on
+        """Note that a read has run ``nodes``, a cached subgraph, without listeners; the report is created on
         demand.
         """
         self.error = self.live = self.state = None

@@ -35,7 +35,7 @@ from .run_history import RunHistory
 
 
 def _touched_alone(nodes: Sequence[TrackedNode]) -> list[RecordedGraph] | None:
-    """The graphs of ``nodes``, if they only need to be run."""
+    """The graphs of ``nodes``, if these need nothing but to be run."""
     errors, irs = node_passes.begin(nodes)
     if not nodes or errors or fake_cuda_devices.may_have_cuda() or needs_absent(nodes):
         return None
@@ -52,7 +52,7 @@ def _touched_alone(nodes: Sequence[TrackedNode]) -> list[RecordedGraph] | None:
 
 
 def _note_failure(subgraph: Subgraph, known: Known, error: BaseException, seconds: float, cause: str) -> None:
-    """A run in a single call has failed, or was interrupted."""
+    """Note that a run in a single call has failed or was interrupted."""
     nodes, outcome = subgraph.nodes, outcome_of(error, Deferred())
     touched = [lazy for ir in subgraph.graphs if (lazy := evaluation.graphs.get(id(ir))) is not None]
     if outcome == "failed":
@@ -65,7 +65,7 @@ def _note_failure(subgraph: Subgraph, known: Known, error: BaseException, second
 def _note_elsewhere(
     lazy: RecordedGraph | None, nodes: Sequence[TrackedNode], seconds: float, levels: Levels, cause: str
 ) -> None:
-    """Values of a graph that is not being recorded were read; ``None``: nobody has the graph any more."""
+    """Note a read of values of a graph that is not being recorded; ``None`` if the graph no longer exists."""
     if lazy is not None:
         timeline = timeline_of(nodes, levels.marks)
         report = Report.for_sync_point(len(nodes), seconds, levels.peak, cause, timeline)
@@ -79,8 +79,8 @@ def _never(nodes: Sequence[TrackedNode], cause: str) -> bool:
 
 
 def _connect_compiled() -> Callable[[Sequence[TrackedNode], str], bool]:
-    """Connect the compiled module for short cached subgraphs; returns its function that runs nodes if they
-    are one.
+    """Connect the compiled module for short cached subgraphs; returns its function, which runs nodes that
+    form such a subgraph.
     """
     module = native_short_runs.module
     if module is None:
@@ -200,7 +200,7 @@ def _note_values(
     hit: bool,
     new: str | None,
 ) -> None:
-    """Values were read: write the report, and update metrics and listeners."""
+    """Note a read of values: write the report, update metrics, and notify listeners."""
     done = len(nodes) if outcome is None else sum(node.state == "done" for node in nodes)
     timelines = memory.timelines()
     report = Report.brief(
@@ -222,7 +222,7 @@ def _note_values(
 
 @functools.lru_cache(1024)
 def _counter_of(cause: str) -> str:
-    """The name of the counter of sync points like ``cause``, wherever they are."""
+    """The name of the counter for sync points with this cause, regardless of their lines."""
     return f"syncs by {cause.partition(' at ')[0]}"
 
 

@@ -76,7 +76,7 @@ def unmet_options(graph: RecordedGraph, names: str | None = None) -> list[str]:
         how = "will use the lowest peak found" if choices.recompute == "auto" else "will be refused"
         return [f"The budget cannot be met: {plan.recompute.reason}. An evaluation {how}."]
     if plan.fits is False and "auto" in (choices.split, choices.recompute):
-        from ..plan.explain_memory import verdict  # imports the planner, which the plan has already imported
+        from ..plan.explain_memory import verdict  # imports the planner, already imported by `plan()`
 
         how = f"Even in {plan.split.pieces:,} pieces of the batch" if plan.split.pieces > 1 else "Even so"
         return [f"The budget cannot be met: {how.lower()}, {verdict(plan)[0].lower()}{verdict(plan)[1:]}"]

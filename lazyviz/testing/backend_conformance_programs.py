@@ -28,12 +28,12 @@ Tensors = Mapping[str, torch.Tensor]
 def check_backend(name: str, program: str, *, exact: bool = False) -> float:
     """Run one of :data:`PROGRAMS` three times in eager PyTorch and with the backend ``name``, and compare.
 
-    Compared are results, gradients, parameters, buffers and what was written in place, with their shapes,
-    strides and dtypes, who shares memory with whom, the state of the random generator, and that nothing
-    is left pending.
+    It compares results, gradients, parameters, buffers, and tensors written in place, with their shapes,
+    strides and dtypes, which tensors share memory, the state of the random generator, and that nothing is
+    left pending.
 
     Args:
-        exact: to the last bit; else within :func:`torch.testing.assert_close`'s tolerances.
+        exact: compare bitwise; otherwise within the tolerances of :func:`torch.testing.assert_close`.
 
     Returns:
         The share of the ops that the backend itself ran, over all three runs.
@@ -135,7 +135,7 @@ def _convolutions() -> Callable[[], Tensors]:
 
 
 def _attention() -> Callable[[], Tensors]:
-    # Without biases, because the gradient of the keys' bias is rounding only, which Adam amplifies.
+    # Without biases, because the gradient of the keys' bias is only rounding error, which Adam amplifies.
     model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, bias=False)
     x = torch.randn(2, 5, 8)
     return _training(model, lambda: model(x).tanh().sum(), torch.optim.Adam)
@@ -219,7 +219,7 @@ def _equal_results() -> Callable[[], Tensors]:
 
 
 def _whole_numbers() -> Callable[[], Tensors]:
-    """64-bit integers, and as many bits as a smaller type has: larger values wrap around."""
+    """64-bit integers, and integers of the width of a smaller type: larger values wrap around."""
     x = torch.tensor([2**40 + 1, -(2**53) - 1, 2**62, 3, -1])
     small = torch.tensor([250, 7, 0], dtype=torch.uint8)
 

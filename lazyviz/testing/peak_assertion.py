@@ -1,6 +1,6 @@
 """Peak assertion, a memory budget: a block of PyTorch code fails if its projected peak is above a limit.
 
-Nothing runs, and no GPU is needed, so that a regression fails in any CI.
+Nothing runs, and no GPU is needed, so a memory regression fails in any CI.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Budget:
                 result = function(*args, **kwargs)
                 if inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
                     if inspect.iscoroutine(result):
-                        result.close()  # else Python warns that it was never awaited
+                        result.close()  # otherwise, Python warns that it was never awaited
                     raise TypeError(_LATER.format(name=_name(function)))
                 return result
 

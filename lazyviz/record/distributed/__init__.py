@@ -1,1 +1,3 @@
-"""Recording one rank of N: process groups that return shapes, and collectives as nodes."""
+"""Distributed recording: one rank of N, with process groups that only return shapes, and collectives as
+nodes.
+"""

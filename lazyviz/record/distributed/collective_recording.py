@@ -26,11 +26,11 @@ from ..tape import Tape
 from ..tracked_storages import TrackedNode, TrackedStorage, TrackedValue
 
 _aten = torch.ops.aten
-_READ_ONLY = {"send", "barrier", "monitored_barrier_"}  # of c10d; the others write their first argument
+_READ_ONLY = {"send", "barrier", "monitored_barrier_"}  # c10d ops; the others write their first argument
 
 
 def group_of(process_group: Any) -> Group:
-    """The form of a process group in nodes."""
+    """The group that nodes store in place of a process group."""
     ranks = fake_process_groups.ranks_of(process_group)
     name = process_group.group_desc
     if name in ("", "undefined"):
@@ -58,7 +58,7 @@ def record(tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _is_alike(name: str, args: tuple[Any, ...], frame: FrameType) -> bool:
-    """Whether it sums values that are assumed to be the same on all ranks, so that only zeros stay zeros.
+    """Whether the collective sums values that are assumed equal on all ranks, so that only zeros stay zeros.
 
     At the end of a backward pass, DDP's reducer counts on how many ranks each parameter has been used
     (``find_unused_parameters``), and checks each count for zero.
@@ -110,7 +110,7 @@ def _translated(tape: Tape, item: Any, values: list[TrackedValue]) -> Any:
 def record_functional(
     tape: Tape, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], recorded: Callable[..., Any]
 ) -> Any:
-    """Record an operator of ``_c10d_functional`` or ``_dtensor``, or one that FSDP2's consist of.
+    """Record an operator of ``_c10d_functional`` or ``_dtensor``, or one that FSDP2's operators call.
 
     ``recorded`` records an operator like any other, with shapes by PyTorch's rule.
     """

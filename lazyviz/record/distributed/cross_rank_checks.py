@@ -30,7 +30,7 @@ def install(patches: Patches) -> None:
             root = named.get("group_src")
             own = dist.get_rank(group) if root is not None else dist.get_rank()
             if (src if root is None else root) == own or (src is None and root is None and own == 0):
-                return None  # the others would get what this one has
+                return None  # the other ranks would receive this rank's values
             return _original(object_list, src, group, *rest, **named)
 
         patches.set(owner, "broadcast_object_list", broadcast_object_list)
@@ -77,6 +77,6 @@ def _patch_gradients(patches: Patches, fsdp: Any) -> None:
 
 
 def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two pending tensors are on one storage."""
+    """Whether two pending tensors share a storage."""
     values = [tensor.__dict__.get("_lazyviz") for tensor in (one, other)]
     return None not in values and values[0].storage is values[1].storage  # type: ignore[union-attr]

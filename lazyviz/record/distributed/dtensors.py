@@ -29,8 +29,8 @@ def install(patches: Patches, tape: Tape) -> None:
 
 
 def _install_propagation(patches: Patches, tape: Tape) -> None:
-    """DTensor calls PyTorch's shape rules on fake tensors of the planned GPU, which need the same patches as
-    ours.
+    """Patch DTensor's calls of PyTorch's shape rules on fake tensors of the planned GPU like lazyviz's own
+    calls.
     """
     cls = fake_process_groups.sharding_propagator()
     original = cls._propagate_tensor_meta_non_cached
@@ -54,7 +54,7 @@ def _install_draws(patches: Patches) -> None:
     patches.set(dispatcher, "is_rng_supported_mesh", lambda mesh: False)
     original, asked = tracker.__init__, tracker.distribute_region_enabled
 
-    # `torch.distributed.tensor.randn` and `manual_seed` make one, whatever the mesh supports.
+    # `torch.distributed.tensor.randn` and `manual_seed` create one even if the mesh does not support it.
     @functools.wraps(original)
     def create(self: Any, mesh: Any, run_state_sync: bool = True) -> None:
         original(self, mesh, run_state_sync=False)
@@ -68,7 +68,7 @@ def _install_draws(patches: Patches) -> None:
 
 
 def _patch_parameters(patches: Patches) -> None:
-    """A DTensor becomes a parameter by a mark: its local tensor is this rank's part of the parameter."""
+    """Give the local tensor of a DTensor that is marked as a parameter the role of a parameter, too."""
 
     def get(tensor: torch.Tensor) -> bool:
         return bool(tensor.__dict__.get("_is_param", False))

@@ -29,7 +29,7 @@ _kept: dict[tuple[int, int, str], GroupTables] = {}
 
 
 def world_size(mesh: Sequence[int] | int | None, rank: int) -> int:
-    """The number of ranks of ``mesh``; 0 if none is given: then the block is not of a distributed program.
+    """The number of ranks of ``mesh``; 0 without a mesh, for a program that is not distributed.
 
     Raises:
         ValueError: the mesh or the rank is invalid.
@@ -180,7 +180,7 @@ class OneOfMany(Transaction):
     def initialize(
         self, backend: str | None = None, size: int = -1, rank: int = -1, device_id: Any = None
     ) -> None:
-        """The program initializes the groups that already exist.
+        """Replaces ``init_process_group``: the groups of the program already exist.
 
         Raises ``RuntimeError`` for a world of another size or another rank.
         """
@@ -196,7 +196,7 @@ class OneOfMany(Transaction):
 
 
 def _answered(world_size: int, rank: int, backend: Any) -> bool:
-    """Whether the block's world handles a call of ``init_process_group``, instead of PyTorch."""
+    """Whether this world handles a call of ``init_process_group``, instead of PyTorch."""
     world = tape.recording.world
     if not isinstance(world, OneOfMany) or world.starting:
         return False

@@ -22,12 +22,12 @@ _NOTHING = object()
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A value that is assumed."""
+    """An assumed value."""
 
     value: Any
 
     def for_dtype(self, dtype: torch.dtype) -> Any:
-        """``value`` as reading an element of ``dtype`` returns it: 1 for 1.0 where there are integers."""
+        """``value`` as a read of an element of ``dtype`` returns it: 1.0 becomes 1 for integer dtypes."""
         exact = dtype.is_floating_point or dtype.is_complex
         if exact or dtype == torch.bool or not isinstance(self.value, float) or self.value % 1:
             return self.value

@@ -156,7 +156,7 @@ def _buffers(tensors: Sequence[torch.Tensor], most: int) -> list[list[int]]:
 
 
 def _on_gpus_of_their_own(tensors: Sequence[torch.Tensor]) -> bool:
-    """``torch.cuda.nccl.is_available`` of a build with NCCL."""
+    """``torch.cuda.nccl.is_available`` as in a build with NCCL."""
     if not all(
         tensor.layout == torch.strided and tensor.is_contiguous() and tensor.is_cuda for tensor in tensors
     ):

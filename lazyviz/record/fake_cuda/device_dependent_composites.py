@@ -1,8 +1,7 @@
-"""Composite ATen functions that choose by device, with the choice of a GPU.
+"""Device-dependent composite ATen functions: they take the CUDA branch for tensors on an absent GPU.
 
-For C++, a planned tensor is not on a CUDA device, so ``is_cuda()`` is false.  The functions concerned get a
-Python kernel that makes the choice that PyTorch makes for CUDA tensors; for all other tensors, they are
-unchanged.
+For C++, a planned tensor is not on a CUDA device, so ``is_cuda()`` is false.  These functions get a Python
+kernel that takes the branch that PyTorch takes for CUDA tensors; for all other tensors, they are unchanged.
 """
 
 from __future__ import annotations

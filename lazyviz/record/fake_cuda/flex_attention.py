@@ -58,7 +58,7 @@ _BUFFERS = 3  # arguments between the function and its buffers: mask, scale, opt
 
 
 def _captured(function: Any) -> dict[str, torch.Tensor]:
-    """What a Python function captures that is differentiated: variables around it, and globals."""
+    """The tensors with gradients that a Python function captures: from enclosing scopes, and globals."""
     if not isinstance(function, FunctionType):
         return {}
     found = inspect.getclosurevars(function)
@@ -69,7 +69,7 @@ def _captured(function: Any) -> dict[str, torch.Tensor]:
 
 
 def _taking(function: FunctionType, names: Sequence[str]) -> Callable[..., torch.Tensor]:
-    """``function``, which takes what it captures under these names as further arguments."""
+    """``function`` with the variables that it captures under these ``names`` as additional arguments."""
 
     def taking(*args: Any) -> torch.Tensor:
         given = dict(zip(names, args[-len(names) :]))

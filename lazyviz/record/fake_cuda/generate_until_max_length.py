@@ -139,8 +139,8 @@ class Generation:
 
 
 def _longest_beam(node: TrackedNode) -> int | None:
-    """The length to which beam search cuts its sequences if each has all its tokens: the most that are set in
-    a row, and the prompt's length in addition; ``None`` if ``node`` computes something else.
+    """The length to which beam search cuts sequences that have all their tokens: the largest number that is
+    set in a row, plus the prompt's length; ``None`` if ``node`` computes something else.
     """
     length = 0
     if node.op is torch.ops.aten.add.Tensor and isinstance(node.args[1], int):

@@ -1,8 +1,8 @@
 """Values of an absent GPU that the host also has, because they were only copied or viewed.
 
-A model that was moved to a planned GPU is still the user's own: its values are those that it had, unless
-recorded ops write them.  Reading such a tensor returns them.  Dropping the plan gives every moved tensor its
-memory back, because nothing of the plan has run.
+A model that was moved to a planned GPU keeps the values that it had on the host unless recorded ops write
+them, and reading such a tensor returns these values.  When the plan is dropped, every moved tensor gets its
+host memory back, because no planned op has run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COPIES = {
 
 
 def host_copy(tape: Tape, tensor: torch.Tensor) -> torch.Tensor | None:
-    """The content of a tensor on an absent GPU, on the CPU, if the host can compute it; otherwise ``None``.
+    """A CPU copy of a tensor on an absent GPU, if the host can compute it; otherwise ``None``.
 
     It may evaluate ops that the host has to run for it.
     """
@@ -74,7 +74,7 @@ def on_host(tape: Tape, items: Any) -> Any:
 
 
 def give_back(tape: Tape) -> None:
-    """Before the plan is forgotten: tensors that were moved to the GPU become host tensors again."""
+    """Turn tensors that were moved to the GPU into host tensors again, before the plan is dropped."""
     if not fake_cuda_devices.STAND_INS:
         return
     moved: dict[TrackedValue, list[torch.Tensor]] = {}

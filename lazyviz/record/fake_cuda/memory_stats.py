@@ -87,7 +87,7 @@ def _unknown(what: str) -> Any:
 
 
 def _install_pinning(gpus: Gpus) -> None:
-    """Only a driver can pin host memory; pinning makes a copy, and so does this."""
+    """Replace the pinning of host memory, which needs a driver, by a copy, which pinning makes as well."""
     asked = torch.Tensor.is_pinned
 
     def pin(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:

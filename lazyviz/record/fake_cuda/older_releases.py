@@ -67,7 +67,7 @@ def installed() -> Release:
 
 
 def release(version: str) -> Release:
-    """Major and minor of ``"1.13.1"``; a build before a release counts as the one before.
+    """The major and minor version of ``"1.13.1"``; a development build counts as the previous release.
 
     Raises ``ValueError`` if it is not a release, or an unknown one.
     """
@@ -86,7 +86,7 @@ def release(version: str) -> Release:
 
 
 def install(patches: Patches, of: Release | None) -> None:
-    """Record as that release would run it; ``None``: the installed release.
+    """Record the program as release ``of`` would run it; ``None``: the installed release.
 
     :class:`.device_dependent_composites.CudaKernels` chooses kernels that differ.
     """
@@ -130,7 +130,7 @@ def _hold_two_lists(patches: Patches) -> None:
     def foreach_add_(tensors: Sequence[torch.Tensor], other: Any, *args: Any, **kwargs: Any) -> Any:
         # Epsilon is a number; the step counters, to which it is also added, are on the host.
         if inside and isinstance(other, float) and tensors[0].is_cuda:
-            # Nothing of it will have values.
+            # None of it will have values.
             held.append(fake_cuda_devices.foreach_add(tensors, other, *args, **kwargs))
             return None
         return add(tensors, other, *args, **kwargs)

@@ -24,7 +24,7 @@ def install(gpus: Gpus) -> None:
 
 
 def _cond(cond: Callable[..., Any]) -> Callable[..., Any]:
-    """``torch.cond``, which compiles the gradients of both branches on its own tensors."""
+    """``torch.cond``, which traces the gradients of both branches on its own tensors."""
 
     def checked(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
         if torch.is_grad_enabled() and any(

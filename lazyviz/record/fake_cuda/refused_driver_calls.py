@@ -1,7 +1,7 @@
 """Refused driver calls: functions of ``torch.cuda`` that call the driver, on an absent GPU.
 
-Marks for a profiler, and settings of the driver, have no effect.  Functions that only the driver could answer
-are refused by name, with an alternative if there is one.
+Profiler marks and driver settings have no effect. Functions that need an answer of the driver raise an error
+that names them, and an alternative if there is one.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _refused_class(what: str, instead: str = "") -> type:
 
 
 class _PlanCache:
-    """In the place of cuFFT's cache of plans."""
+    """Replaces cuFFT's plan cache."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -109,7 +109,7 @@ class _PlanCache:
 
 
 class _Marks:
-    """In the place of the NVTX library, whose ranges and marks only a profiler sees."""
+    """Replaces the NVTX library, whose ranges and marks only a profiler sees."""
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         return lambda *args, **kwargs: 0

@@ -1,7 +1,7 @@
-"""Tracers that are refused for tensors on an absent GPU.
+"""Refused tracers: ``torch.export`` and other tracers raise an error for tensors on an absent GPU.
 
-A tracer runs a program on tensors that it makes of the given ones.  Planned tensors are refused before that,
-in a sentence that says where to trace instead.
+A tracer runs a program on tensors that it creates from the given ones. Planned tensors are rejected before
+that, with an error that says where to trace instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def install(gpus: Gpus) -> None:
     gpus.replace(owner, name, of_values)
 
     def patch_pipelines(module: ModuleType) -> None:
-        """Whatever an export raises is said to be due to the model."""
+        """Check tensors before the export, because pipelining attributes every exception of an export to the
+        model.
+        """
         owner = getattr(module, "Pipe", None)
         trace = getattr(owner, dynamo.TRACE_PIPELINE, None)
         if trace is None:
@@ -44,7 +46,7 @@ def install(gpus: Gpus) -> None:
         gpus.patches.set(owner, dynamo.TRACE_PIPELINE, staticmethod(checked))
 
     def patch_backward(module: ModuleType) -> None:
-        """It compiles what the engine is about to run, with the tensors that are saved for it."""
+        """Run the backward pass uncompiled: compiled autograd would trace it with its saved tensors."""
 
         @contextmanager
         def as_eager(*args: Any, **kwargs: Any) -> Iterator[None]:

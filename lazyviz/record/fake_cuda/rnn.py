@@ -102,7 +102,7 @@ def _part(buffer: torch.Tensor, offset: int, shape: Sequence[int]) -> torch.Tens
 def _flat_buffer(
     weights: Sequence[torch.Tensor], parameters: cudnn_rnn_buffer_sizes.Parameters
 ) -> torch.Tensor | None:
-    """The buffer that contains all of ``weights`` at their places: ``try_get_weight_buf``."""
+    """The buffer that contains all of ``weights`` at the expected offsets: ``try_get_weight_buf``."""
     storage, offset = _memory(weights[0])
     size = weights[0]._lazyviz.storage.nbytes // weights[0].element_size()  # type: ignore[attr-defined]
     if offset or size < parameters.elements:
@@ -168,7 +168,7 @@ def _dropout_state(
 
 
 def _half(tensor: torch.Tensor) -> torch.Tensor:
-    """``cached_cast`` to float16: autocast runs cuDNN's layers in it, whatever its own dtype."""
+    """``cached_cast`` to float16, in which autocast runs cuDNN's layers regardless of the autocast dtype."""
     eligible = tensor.is_floating_point() and tensor.dtype != torch.float64
     return tensor.to(torch.float16) if eligible else tensor
 

@@ -50,7 +50,7 @@ def choose(call: Call, capability: tuple[int, int]) -> int:
     """The kernel that PyTorch selects for ``call`` on a GPU of this compute capability.
 
     Raises:
-        RuntimeError: none of those the user allows takes it.
+        RuntimeError: no kernel that the user allows supports the call.
     """
     order = tuple(fake_cuda_devices.attention_order())
     prefers_cudnn = capability[0] in (9, 10) and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
@@ -203,6 +203,6 @@ def fused(call: Call, kernel: int, scale: float | None) -> torch.Tensor:
 
 
 def _padded(tensor: torch.Tensor) -> torch.Tensor:
-    """The last dimension filled up to a multiple of 8."""
+    """``tensor`` with its last dimension padded to a multiple of 8."""
     missing = -tensor.size(-1) % 8
     return pad(tensor, (0, missing)) if missing else tensor

@@ -69,7 +69,7 @@ class PlannedSparse(torch.Tensor):
         return PlannedSparse(self._tape, indices, values, self.shape, is_coalesced)
 
     def new(self, indices: torch.Tensor, values: torch.Tensor, size: Any) -> PlannedSparse:  # type: ignore[override]
-        """As ``SparseAdam`` creates its updates."""
+        """``Tensor.new``, with which ``SparseAdam`` creates its updates."""
         return PlannedSparse(self._tape, indices, values, size)
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
@@ -185,7 +185,7 @@ def _flat(indices: torch.Tensor) -> torch.Tensor:
 
 
 def _coalesce(sparse: PlannedSparse) -> PlannedSparse:
-    """Sorts the indices with their positions, and sums the values of equal indices into new rows."""
+    """Sort the indices with their positions, and sum the values of equal indices into new rows."""
     if sparse._is_coalesced:
         return sparse
     indices, values = sparse._parts

@@ -1,4 +1,4 @@
-"""Streams and events of an absent GPU: they can be made and waited for, but nothing runs on them."""
+"""Streams and events of an absent GPU: they can be created and waited for, but nothing runs on them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Event:
 
 
 def planned_or(original: Any, planned: type) -> Any:
-    """In the place of ``torch.Stream`` or ``torch.Event``: makes those of planned devices, too."""
+    """Replaces ``torch.Stream`` or ``torch.Event``: also creates those of planned devices."""
 
     class Either(type):
         def __instancecheck__(cls, instance: Any) -> bool:

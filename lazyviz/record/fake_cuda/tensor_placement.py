@@ -1,6 +1,6 @@
-"""Placement of tensors on an absent GPU in ways for which C++ would ask the driver.
+"""Placement of tensors on an absent GPU through APIs whose C++ code would call the driver.
 
-These are devices given only by number, legacy tensor types (``torch.cuda.HalfTensor``), and ``torch.load``.
+These are devices given only by index, legacy tensor types (``torch.cuda.HalfTensor``), and ``torch.load``.
 """
 
 from __future__ import annotations

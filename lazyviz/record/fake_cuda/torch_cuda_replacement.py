@@ -60,7 +60,7 @@ _Generator = torch.Generator
 
 
 class _PlannedGenerator(torch.Generator):
-    """A generator of a planned device: it has a seed, but draws no numbers."""
+    """A generator of a planned device, which has a seed but draws no numbers."""
 
     _place: torch.device
 
@@ -315,7 +315,7 @@ class AbsentGpus:
     # --- random numbers ---------------------------------------------------------------
 
     def _patch_randomness(self) -> None:
-        """Its generators have no state, because nothing will be drawn."""
+        """Replace functions for generator states, which planned GPUs lack because they draw nothing."""
         cuda, replace = torch.cuda, self.replace
         with self.tape.recording.paused():
             state = torch.zeros(16, dtype=torch.uint8, device="cpu")  # a seed and an offset of 8 bytes each
@@ -339,8 +339,7 @@ class AbsentGpus:
         def trunc_normal(
             tensor: torch.Tensor, mean: float, std: float, a: float, b: float, **rest: Any
         ) -> Any:
-            """Numbers out of bounds are drawn again until there are none: a single time on a device that
-            draws nothing.
+            """Out-of-range numbers are redrawn until there are none; on a device that draws nothing, once.
 
             Each further draw would reuse the memory of the previous one.
             """
@@ -405,7 +404,7 @@ def _formatted(tape: Tape, tensor: torch.Tensor, spec: str = "") -> str:
     if absent is not None and not absent.assumes_each_read():  # a placeholder takes none of the values
         answer = absent.answer(nodes_before_access(tape, tensor, write=False))
         if answer is not None and isinstance(answer.value, (int, float, complex)):
-            with contextlib.suppress(ValueError, TypeError):  # "d" for 0.5
+            with contextlib.suppress(ValueError, TypeError):  # such as the format "d" for 0.5
                 return format(answer.for_dtype(tensor.dtype), spec)
     return repr(tensor)
 
@@ -432,7 +431,7 @@ value.
 
 
 class _Properties:
-    """The known part of ``torch.cuda.get_device_properties`` of a GPU."""
+    """The known device properties of a GPU, as returned by ``torch.cuda.get_device_properties``."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.name = gpu.name
@@ -453,7 +452,7 @@ class _Properties:
 
 
 def _is_strided(item: Any) -> bool:
-    """Whether an argument is no sparse or nested tensor, and no list of parts of one."""
+    """Whether an argument is neither a sparse or nested tensor nor a list of parts of one."""
     return not isinstance(item, torch.Tensor) or (item.layout == torch.strided and not item.is_nested)
 
 
@@ -465,7 +464,7 @@ def _unknown(what: str) -> Callable[..., Any]:
 
 
 def _compatible_tensors(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """A tensor's memory may be exchanged for GPU memory, as on a machine with a GPU."""
+    """Allow a tensor's memory to be exchanged for GPU memory, as on a machine with a GPU."""
     if tensor.is_cuda or other.is_cuda:
         return tensor.layout == other.layout == torch.strided
     return bool(fake_cuda_devices.compatible_tensors(tensor, other))

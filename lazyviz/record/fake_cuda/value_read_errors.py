@@ -1,7 +1,8 @@
-"""Errors of reads of values on an absent GPU: PyTorch's own, or results of what can be recorded.
+"""Errors of value reads on an absent GPU: PyTorch's own errors, or a recorded result where possible.
 
-A call that reads memory without the dispatcher may fail because of its arguments, whatever the values are: it
-is tried on zeros and on ones.  If it only combines elements (``torch.tensor([t, t])``), that is recorded.
+A call that reads memory without the dispatcher may fail because of its arguments, regardless of the values,
+so it is tried on zeros and on ones.  A call that only combines elements (``torch.tensor([t, t])``) is
+recorded.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from ..sync_points import AbsentDeviceError
 from ..tape import Tape
 
 _JOIN_ELEMENTS = ("tensor", "as_tensor", "asarray", "new", "new_tensor")
-_C_NAMES = ("torch.meta.", "torch.cuda.")  # of tensor types: what C++ takes a planned GPU's tensors for
+_C_NAMES = ("torch.meta.", "torch.cuda.")  # of tensor types: of planned tensors in C++, and in Python
 _OF_A_GPU = ("stream", "dl_device")  # arguments of DLPack's methods that the CPU does not have
 Call = Callable[..., Any]
 
 
 def with_own_errors(tape: Tape, original: Call, function: Call) -> Call:
-    """``function``, which calls ``original`` after reading, with the errors of ``original`` for its
+    """``function``, which calls ``original`` after a read, with the errors that ``original`` raises for its
     arguments.
     """
     name = getattr(original, "__name__", "")
@@ -43,7 +44,7 @@ def with_own_errors(tape: Tape, original: Call, function: Call) -> Call:
             shorten(error)
             raise
         except BaseException as error:
-            shorten(error)  # of our frames, this one is enough
+            shorten(error)  # one frame of lazyviz is enough
             raise
 
     return evaluates_what_is_pending
@@ -134,7 +135,7 @@ def meshgrid(original: Call) -> Call:
 
 
 def with_cuda_messages(original: Call) -> Call:
-    """``original`` with errors that name a planned GPU's tensors like Python does."""
+    """``original`` with errors that name the types of planned tensors as Python does."""
 
     def renamed_call(*args: Any, **kwargs: Any) -> Any:
         try:

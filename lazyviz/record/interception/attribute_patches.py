@@ -151,7 +151,7 @@ class Patches:
         Patches.exchange((_change(owner, {name: (before, value)}),), False)
 
     def complete(self) -> None:
-        """All are set, and can be set again in the same way."""
+        """Note that all are set, and can be set again in the same way."""
         self._complete = True
 
     def reapply(self) -> bool:
@@ -240,7 +240,7 @@ class CodePatch:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether the function belongs to this package, whatever was noted."""
+        """Whether the function's current code belongs to this package, regardless of the bookkeeping."""
         return self._function.__code__.co_filename.startswith(PACKAGE)
 
     @property
@@ -248,7 +248,7 @@ class CodePatch:
         return f"code of {self._function.__module__}.{self._function.__qualname__}"
 
     def put_back(self) -> None:
-        """Like :meth:`restore`, regardless of what was noted."""
+        """Like :meth:`restore`, regardless of the bookkeeping."""
         self.restore()
         if self.is_replaced:
             self._become(self._original)
@@ -263,9 +263,9 @@ class CodePatch:
 
 @contextmanager
 def out_of_place() -> Iterator[None]:
-    """Context without any of our replacements, in all threads.
+    """Context without any replacement of lazyviz, in all threads.
 
-    If other code replaces attributes meanwhile, our patches will restore these later.
+    If other code replaces attributes meanwhile, lazyviz's patches will later restore these replacements.
     """
     code = [(patch, _parts(patch._function)) for patch in _all_code if patch]
     changes = []

@@ -28,7 +28,7 @@ from .attribute_patches import Patches
 
 Read = Callable[[torch.Tensor, str], None]
 
-_DEEPEST = 4  # instances of classes, one in another: a dataset in a subset, with its transforms
+_DEEPEST = 4  # depth of nested instances: a dataset in a subset, with its transforms
 _DEEPEST_MODULE = 2  # a trainer refers to its model, but its datasets do not read that
 _MOST = 1_000_000  # objects
 

@@ -92,7 +92,7 @@ def _is_special(tensor: torch.Tensor) -> bool:
 def _copy_in_common(tape: Tape, tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor | None:
     """A tensor in the copy of its storage that all tensors of one ``deepcopy`` share.
 
-    ``None``: it does not have to wait, or PyTorch has made the copy.
+    ``None`` if it need not be deferred, or PyTorch has made the copy.
     """
     storage = _storage_of(tape, tensor)
     if storage is None or not _has_to_wait(storage):

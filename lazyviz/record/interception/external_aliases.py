@@ -51,8 +51,8 @@ _WORKAROUNDS = {
 }
 # Searches in a block for released references: a call that uses a tensor refers to it as well.
 _MAX_SEARCHES = 2
-_MAY_TAKE = 0.05  # share of the process's time that may be spent on repeated searches in the next block
-_FEW = 128  # exports and cache entries among which the dead ones are not looked for
+_MAY_TAKE = 0.05  # fraction of the process's time that may be spent on repeated searches in the next block
+_FEW = 128  # number of exports and cache entries up to which dead ones are not searched
 _HELD_BY_NOTHING = (
     types.FunctionType,
     types.BuiltinFunctionType,
@@ -157,7 +157,7 @@ class MemoryHolders:
                     return
 
     def begin_block(self) -> None:
-        """Holders that were found before may no longer exist."""
+        """Note that a block begins: holders that were found before may no longer exist."""
         if self._examined_for < _MAY_TAKE * (time.perf_counter() - self._born):
             for info in self._cache.values():
                 info.searches = 0
@@ -333,7 +333,7 @@ class _ReferenceScan:
                 cache.put(address, info)
             ranges.append((info.start, info.end, info))
         ranges.sort(key=lambda entry: entry[0])
-        end, longest = 0, None  # of those so far, the one that ends last
+        end, longest = 0, None  # among those visited so far, the one that ends last
         for start, stop, info in ranges:
             if longest is not None and start < end:
                 longest.holder = info.holder = _OTHER_STORAGE

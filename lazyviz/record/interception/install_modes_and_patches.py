@@ -224,7 +224,7 @@ class Instrumentation:
             results: list[Any] = []
 
             def left() -> None:
-                with deferred():  # it is counted as left if and only if it is
+                with deferred():  # counted as left exactly if it was left
                     if results:
                         return
                     key = id(guard[0] if guard else frame)
@@ -288,14 +288,14 @@ class Instrumentation:
         """Enter the region of the compiled function that ``torch.compile``'s wrapper calls in ``frame``."""
         region = self._suspended("torch.compile")
         region.__enter__()
-        if dynamo.is_of_pytorch(frame):  # the user's own might free memory that was there before
+        if dynamo.is_of_pytorch(frame):  # user-defined functions may free memory that existed before
             dispatcher_bypasses.begin_measuring()
         return region
 
     def _note_compiled(self, frame: FrameType, returned: Any = None, *, held: int | None = None) -> None:
         """The compiled function that ``torch.compile``'s wrapper called in ``frame`` has returned.
 
-        ``held`` are the bytes that its kernels held at most, if they were measured.
+        ``held`` is the peak memory of its kernels in bytes, if it was measured.
         """
         call = dynamo.compiled_call(frame)
         returned = call.returned if returned is None else returned
@@ -304,7 +304,9 @@ class Instrumentation:
     def _run_immediately(
         self, function: Callable[..., Any], cause: str, also: tuple[Any, ...] = ()
     ) -> Callable[..., Any]:
-        """``function``, after what is pending; ``also``: what it reads beside its arguments."""
+        """``function``, called after pending ops have run; ``also``: tensors that it reads in addition to its
+        arguments.
+        """
 
         @functools.wraps(function)
         def at_once(*args: Any, **kwargs: Any) -> Any:
@@ -317,7 +319,7 @@ class Instrumentation:
 
     @contextmanager
     def _suspended(self, cause: str, given: tuple[Any, ...] = ()) -> Iterator[None]:
-        """Evaluate everything that is pending, and stay out of PyTorch until the end of the context.
+        """Evaluate everything that is pending, and remove lazyviz from PyTorch until the end of the context.
 
         Nodes that are only planned stay pending, unless ``given`` depends on them.
 
@@ -338,7 +340,7 @@ class Instrumentation:
         self._remove()
         private_api.remove_mode(self._mode)
         try:
-            # Compilers ask `torch.cuda` for more than it answers for a planned GPU.
+            # Compilers query more of `torch.cuda` than is available for a planned GPU.
             with out_of_place() if tape.recording.absent is not None else contextlib.nullcontext():
                 yield
         finally:
@@ -449,7 +451,7 @@ class Instrumentation:
             self._rules.restore()
             self._settings.remove()
             self._formulas.remove()
-            self._reads.remove()  # last: as long as it is there, there is something to remove
+            self._reads.remove()  # last: while it is installed, there is something to remove
         fake_cuda_devices.withdraw_foreach(LazyTensor)
 
 
@@ -469,5 +471,5 @@ def _no_rules(rule_of: FunctionType) -> FunctionType:
 
 
 def _end_measuring(frame: FrameType) -> int | None:
-    """Bytes that the compiled function held at most that ``torch.compile``'s wrapper called in ``frame``."""
+    """Peak bytes held by the compiled function that ``torch.compile``'s wrapper called in ``frame``."""
     return dispatcher_bypasses.end_measuring() if dynamo.is_of_pytorch(frame) else None

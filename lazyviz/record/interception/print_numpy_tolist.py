@@ -73,7 +73,7 @@ _READERS = {
 }
 
 
-# Code that gets the memory itself may write it later without our noticing, so pending readers run first.
+# Code that gets the memory itself may write it later unnoticed, so pending readers run first.
 _HANDED_OUT = {
     "set_", "resize_", "apply_", "map_", "map2_", "numpy", "data_ptr", "storage access", "share_memory_",
     "DLPack", "__cuda_array_interface__", RAW_ACCESS,
@@ -166,8 +166,8 @@ class SyncPatches:
         tape = self.tape
         if tape.shapes.inferring or (tape.runs.running and tape.runs.running == threading.get_ident()):
             return
-        with private_api.no_function_modes():  # a mode of the user's sees only what the user calls
-            if tensor.is_meta:  # the user's own device; Python reports that of a planned tensor
+        with private_api.no_function_modes():  # the user's modes must only see calls by user code
+            if tensor.is_meta:  # the user's meta tensor; planned tensors report their GPU
                 return
             needed = nodes_before_access(tape, tensor, write=(write := cause in _HANDED_OUT))
             nbytes = tensor.numel() * tensor.element_size() if needed else 0
@@ -180,12 +180,13 @@ class SyncPatches:
     def of_class(
         self, original: Callable[..., Any], cause: str, tensor: torch.Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        """A method's call for a tensor whose class sees it; such a tensor is not pending itself.
+        """Call a method of a tensor whose class has a ``__torch_function__``; such a tensor is not pending
+        itself.
 
-        ``NotImplemented`` if an absent GPU has to compute what is read.
+        Returns ``NotImplemented`` if an absent GPU has to compute the value.
         """
         tape = self.tape
-        # Asked first, because any check in C++ uses it up.
+        # Checked first, because any other check in C++ resets this state.
         call = private_api.redispatching(original) if private_api.is_redispatched(tensor) else original
         with private_api.no_function_modes():
             if may_need_absent() and is_out_of_reach(tape, tensor):

@@ -1,4 +1,4 @@
-"""Optimizer hooks: where each step begins and ends, from the global hooks of ``torch.optim``."""
+"""Optimizer step hooks: note where each step begins and ends, with the global hooks of ``torch.optim``."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class OptimizerSteps:
             self.scopes.learn_state(optimizer, self._find)
 
     def _end(self) -> None:
-        """There is no hook for the end of a step that fails.
+        """Note the end of a step; PyTorch has no hook for the end of a step that fails.
 
         A signal handler's exception may have stopped :meth:`before_step` or :meth:`after_step` at any
         instruction.

@@ -65,13 +65,13 @@ class Addresses:
         native_recorder.watch_calls(None)
 
     def _before_access(self, tensor: torch.Tensor) -> None:
-        """A pending tensor's address is taken: to read it, write it or pass it on."""
+        """Called before code takes a pending tensor's address, to read it, write it, or pass it on."""
         self._before_read(tensor, RAW_ACCESS)
         if not self._tape.shapes.inferring and self._tape.runs.running != threading.get_ident():
             refuse_forgotten(self._tape, (tensor,))
 
     def _before_call(self, number: int, args: Any, kwargs: Any) -> None:
-        """A C function reads its argument's memory, or that of tensors in lists."""
+        """Called before a C function reads the memory of its arguments, including tensors in lists."""
         if self._tape.pending:
             items = [*args, *(kwargs or {}).values()]
             if number >= len(dispatcher_bypasses.EXPORTS):
@@ -109,7 +109,7 @@ def patch_numbers(tape: Tape, patches: Patches, before_read: Callable[[torch.Ten
 
 
 def patch_storages(tape: Tape, patches: Patches) -> None:
-    """Make accesses to a storage's memory without an op sync points."""
+    """Turn accesses to a storage's memory that call no op into sync points."""
     cls = torch.UntypedStorage
     for name in _METHODS:
         if hasattr(cls, name):
@@ -120,7 +120,7 @@ def patch_storages(tape: Tape, patches: Patches) -> None:
     def __getitem__(storage: torch.UntypedStorage, index: Any) -> Any:
         if isinstance(index, slice) or storage_ownership.wholes_of(storage._cdata):
             before_access(tape, storage)
-        with tape.recording.paused():  # a number is read by ops, from a tensor that is created for that
+        with tape.recording.paused():  # indexing with a number reads by ops, from a tensor created for that
             result = get_item(storage, index)
         if isinstance(index, slice):  # another storage on the same memory
             tape.memory_holders.note_part(result)
@@ -177,7 +177,7 @@ def _after_accesses(tape: Tape, original: Callable[..., Any]) -> Callable[..., A
 
 
 def _run_immediately(tape: Tape, original: Callable[..., Any], *, writes: bool) -> Callable[..., Any]:
-    """A C++ function that uses the memory of results of its own ops; and with ``writes``, any other
+    """A C++ function that accesses the memory of results of its own ops and, with ``writes``, any other
     memory.
     """
 
@@ -193,7 +193,7 @@ def _run_immediately(tape: Tape, original: Callable[..., Any], *, writes: bool) 
 
 
 def _loaded_immediately(tape: Tape, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that creates a tensor from a storage that was read from a file: it does not have to wait."""
+    """A function that creates a tensor from a storage that was read from a file: it is not deferred."""
 
     @functools.wraps(original)
     def rebuild_tensor(*args: Any, **kwargs: Any) -> Any:

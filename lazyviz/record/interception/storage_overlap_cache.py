@@ -34,10 +34,10 @@ class HolderInfo:
 
 
 class HolderCache:
-    """What is known by the address of their storage, and in the order of their memory.
+    """The :class:`HolderInfo` of storages, by address and sorted by memory range.
 
-    A loop that reads an array in each round has as many of them as it keeps arrays: finding those that
-    overlap some memory does not visit all of them.
+    A loop that reads an array in each iteration has as many entries as it keeps arrays, so a search for
+    overlapping memory does not visit all of them.
     """
 
     def __init__(self) -> None:

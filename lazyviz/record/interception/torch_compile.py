@@ -14,7 +14,7 @@ from .attribute_patches import Patches
 
 
 class RunImmediately(Protocol):
-    """Wraps a function: what is pending is evaluated first, and lazyviz stays out of its run."""
+    """Wraps a function: pending ops are evaluated first, and lazyviz is inactive while it runs."""
 
     def __call__(
         self, function: Callable[..., Any], cause: str, also: tuple[Any, ...] = ()
@@ -22,11 +22,13 @@ class RunImmediately(Protocol):
 
 
 class _Types(tuple[type, ...]):
-    """Known by its class as a replacement of ours."""
+    """A tuple of types whose class identifies it as a replacement by lazyviz."""
 
 
 class CompilerPatches:
-    """While a block is recorded, exports see real tensors, and checks of compiled code know pending ones."""
+    """While a block is recorded, exports see real tensors, and type checks of compiled code accept pending
+    ones.
+    """
 
     def __init__(self, run_immediately: RunImmediately) -> None:
         self._run_immediately = run_immediately
@@ -47,7 +49,7 @@ class CompilerPatches:
             patches.restore()
 
     def _patch_check(self, module: ModuleType) -> None:
-        """A compiled function's first call refuses classes of tensors that it does not know."""
+        """Let the first call of a compiled function accept pending tensors, whose class it would reject."""
         patches = self._patches[dynamo.AOT_WRAPPERS]
         known = getattr(module, dynamo.HANDLED_TYPES, None)
         if known is not None:
@@ -55,7 +57,7 @@ class CompilerPatches:
         patches.complete()
 
     def _patch_export(self, module: ModuleType) -> None:
-        """Dynamo's ``export(f)`` gives a function that traces ``f`` on what it is called with."""
+        """Dynamo's ``export(f)`` returns a function that traces ``f`` on its arguments."""
         patches = self._patches[dynamo.KEEPS_WHAT_IT_FINDS]
         original = getattr(module, "export", None)
         if original is not None:

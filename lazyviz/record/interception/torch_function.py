@@ -1,8 +1,8 @@
-"""Replaced methods of tensors, for classes with a ``__torch_function__`` of their own.
+"""Replaced tensor methods, for tensor classes that define ``__torch_function__``.
 
-Such a class is given the method that is called. It may look it up in a table of methods, or pass it on with
-``torch.overrides.redispatch_function``. So a replacement equals the method that it replaces, and does not
-use up what was said about the next call.
+Such a class receives the method that is called. It may look the method up in a table, or pass it to
+``torch.overrides.redispatch_function``. Therefore, a replacement compares equal to the method that it
+replaces, and does not consume the state that is set for the next call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, LazyTensor})
 
 
 class Replacement(functools.partial[Any]):
-    """A function in place of one of PyTorch's, and equal to it.  Its calls have no frame of their own."""
+    """A function that replaces one of PyTorch's, and compares equal to it.  Its calls add no frame."""
 
     original: Callable[..., Any]
 
@@ -41,7 +41,7 @@ class Replacement(functools.partial[Any]):
         return hash(self.original)
 
     def __reduce__(self) -> Any:
-        """By name, as the original."""
+        """Pickle it by name, like the original."""
         if isinstance(self.original, FunctionType):
             return self.original.__qualname__
         return self.original.__reduce__()
@@ -72,12 +72,12 @@ class ReplacedProperty(property):
         return self
 
 
-# PyTorch asks for the name of the class of an attribute's getter.
+# PyTorch reads the class name of an attribute's getter.
 _BoundGetter = type("method-wrapper", (Replacement,), {"__module__": __name__})
 
 
 def replacement_of(owner: Any, original: Any, value: Any) -> Any:
-    """``value``, which takes the place of the attribute ``original`` of a class or module."""
+    """``value``, wrapped to replace the attribute ``original`` of a class or module."""
     if owner is not torch and not (isinstance(owner, type) and issubclass(owner, torch.Tensor)):
         return value
     if isinstance(value, FunctionType) and callable(original):
@@ -88,7 +88,7 @@ def replacement_of(owner: Any, original: Any, value: Any) -> Any:
 
 
 def sees_calls(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's class has a ``__torch_function__``, which has to see what the user calls only."""
+    """Whether the tensor's class defines ``__torch_function__``, which must only see calls by user code."""
     cls = type(tensor)
     if cls in _PLAIN or isinstance(cls, PendingClass):
         return False
@@ -100,4 +100,4 @@ def _functions(*classes: type[torch.Tensor]) -> list[Any]:
     return [getattr(each.__torch_function__, "__func__", each.__torch_function__) for each in classes]
 
 
-_NEUTRAL = _functions(torch.Tensor, torch.nn.Parameter)  # the one of subclasses, and none
+_NEUTRAL = _functions(torch.Tensor, torch.nn.Parameter)  # the default for subclasses, and the disabled one

@@ -67,17 +67,17 @@ def seen(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_wrapper(code: CodeType) -> bool:
-    """Whether it is one of lazyviz's functions between a read and its caller, which have no other tensors."""
+    """Whether it is a function of lazyviz between a read and its caller, which receives no other tensors."""
     return code.co_filename.startswith(PACKAGE) and code.co_filename != seen.__code__.co_filename
 
 
 def _is_library(code: CodeType) -> bool:
-    """Whether it is a library's function: functions of the user do not necessarily save their arguments."""
+    """Whether it is a library function: user functions do not necessarily save their arguments."""
     return bool(code.co_flags & inspect.CO_OPTIMIZED) and not is_user_file(code.co_filename)
 
 
 def _place(tensor: torch.Tensor) -> int:
-    """The same for all tensors on one memory; for sparse tensors, on one memory of values."""
+    """A key that is equal for tensors that share memory; for sparse tensors, the memory of their values."""
     if is_sparse(tensor):
         return _place(parts_of(tensor)[-1])
     if is_pending(tensor):

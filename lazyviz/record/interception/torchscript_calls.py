@@ -21,7 +21,7 @@ from ...torch_internals import composite_ops
 from ..sync_points import AbsentDeviceError, SyncError
 
 _BEFORE_MESSAGE = "\nRuntimeError: "  # in errors of TorchScript; nothing follows if it was a Python exception
-# Not errors of the program that TorchScript runs: they come out as they are.
+# These are not errors of the TorchScript program, so they propagate unchanged.
 _OURS = (SyncError, AbsentDeviceError)
 
 
@@ -35,12 +35,12 @@ _calls = _Calls()
 
 
 def note(error: BaseException) -> None:
-    """``error`` leaves the dispatch mode."""
+    """Note an ``error`` that leaves the dispatch mode."""
     if _calls.innermost is not None:
         _calls.innermost[:] = [error]
 
 
-# Of the tensor that PyTorch makes of a Python number.
+# The dtype of the tensor that PyTorch creates from a Python number.
 _DTYPE_OF_NUMBER = {
     bool: torch.bool,
     int: torch.int64,
@@ -50,11 +50,11 @@ _DTYPE_OF_NUMBER = {
 
 
 class ConstantsComparable(Transaction):
-    """Context in which ``equal`` takes numbers for tensors.
+    """Context in which ``equal`` accepts numbers as tensors.
 
-    While TorchScript optimizes a program, before one of its first calls, it compares its constants. Numbers
-    among them are tensors to it, but to a dispatch mode they would be numbers, which the operator does not
-    take.  Elsewhere, errors of ``equal`` should have no frame of ours.
+    While TorchScript optimizes a program, before one of its first calls, it compares its constants. It treats
+    numbers among them as tensors, but a dispatch mode would receive numbers, which the operator does not
+    accept.  Elsewhere, errors of ``equal`` should have no frame of lazyviz.
     """
 
     _entered: ClassVar[set[int]] = set()

@@ -1,11 +1,11 @@
-"""Unpatched imports: modules of PyTorch that are first imported in a block must get the others unpatched.
+"""Unpatched imports: modules of PyTorch that are first imported in a block must see the others unpatched.
 
 Importing Dynamo takes most of a second, so lazyviz imports it only on first use: by an optimizer, a shape
 rule, or a compiler. That can happen inside a block, and modules of Dynamo and Inductor store functions of
-PyTorch in tables, which would keep lazyviz's replacements, replace others, or import what only a build for
-CUDA has if there seems to be one. Therefore everything of lazyviz is removed during the import: patches, and
-the mode of the importing thread. If another thread reads pending tensors during that time, it reads them as
-an operator would.
+PyTorch in tables, which would keep lazyviz's replacements, replace others, or import modules that only CUDA
+builds have if a GPU seems to be present. Therefore everything of lazyviz is removed during the import:
+patches, and the mode of the importing thread. If another thread reads pending tensors during that time, it
+reads them as an operator would.
 
 This module also calls registered functions after a block has imported a library.
 """
@@ -23,13 +23,15 @@ from types import ModuleType
 from ...torch_internals import private_api
 from .attribute_patches import out_of_place
 
-_importing = threading.local()  # `unpatched`: this thread is in such an import, which imports others
+_importing = threading.local()  # `unpatched`: this thread is in such an import, which may import others
 ACTIONS: dict[str, Callable[[ModuleType], None]] = {}
 """By module name: called with the module when a block has imported it."""
 
 
 def when_imported(name: str, action: Callable[[ModuleType], None]) -> None:
-    """Call it now if the module is loaded, otherwise when a block imports it; :func:`forget` cancels that."""
+    """Call ``action`` now if the module is loaded, otherwise when a block imports it; :func:`forget` cancels
+    this.
+    """
     module = sys.modules.get(name)
     if module is not None:
         action(module)

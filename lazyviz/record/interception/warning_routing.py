@@ -1,7 +1,7 @@
 """Warning routing: warnings of PyTorch's C++ code go to Python, or are dropped.
 
 A PyTorch function collects warnings until it returns, and only then passes them to Python's ``warnings``.
-Code that is not called by such a function writes them to standard error.
+Code that no such function calls writes them to standard error.
 
 Python shows a warning with the line of the innermost frame, and once for each line.  That frame would be
 ours, so such functions are called from a frame that has the user's file and line.
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 class _Called:
-    """An argument through which a PyTorch function calls another function."""
+    """An argument that makes a PyTorch function call another function."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self.function = function
@@ -46,7 +46,7 @@ def _code_at(file: str, line: int) -> CodeType:
 
 
 def at_users_line(sources: SourceFinder | None, frame: FrameType, call: Callable[[], Result]) -> Result:
-    """Call the C function ``call`` as if it stood at the user's line above ``frame``."""
+    """Call the C function ``call`` as if the call were at the user's line above ``frame``."""
     found = sources.users(frame) if sources is not None else None
     if found is None:
         return call()
@@ -58,7 +58,7 @@ def at_users_line(sources: SourceFinder | None, frame: FrameType, call: Callable
 def moved_to_users_line(sources: SourceFinder, frame: FrameType, function: Any) -> Any:
     """A copy of a generated function whose frame has the user's file and line above ``frame``.
 
-    ``function`` must be on a single line; what is not a Python function is returned as it is.
+    ``function`` must be on a single line; anything but a Python function is returned unchanged.
     """
     found = sources.users(frame) if isinstance(function, FunctionType) else None
     if found is None:
@@ -69,7 +69,7 @@ def moved_to_users_line(sources: SourceFinder, frame: FrameType, function: Any) 
 
 
 class _Outcome:
-    """Calls a function, and keeps its error, whose traceback shall not show the user's line twice."""
+    """Calls a function, and keeps its error, whose traceback must not show the user's line twice."""
 
     __slots__ = ("error", "function")
 
@@ -91,7 +91,7 @@ class _Outcome:
             try:
                 raise error
             finally:
-                del error  # else it refers to this frame, which refers to it
+                del error  # otherwise, it refers to this frame, which refers to it
 
 
 class _NoFunctionModes(Transaction):
@@ -154,7 +154,7 @@ class _Ignored(no_warnings):
     def _stop(self) -> None:
         if not [each for each in self.active if each is not self]:
             torch.set_warn_always(_Ignored.before)
-        # Not earlier, so that contexts that begin meanwhile do not take our setting for the user's.
+        # Not earlier, so that contexts that begin meanwhile do not mistake our setting for the user's.
         if self in self.active:
             self.active.remove(self)
 

@@ -35,8 +35,8 @@ class BackwardLock:
         if self._lock.is_free or self._lock.is_mine:
             return self._lock
         if private_api.current_autograd_node() is not None:
-            # A node of that pass calls this one: the engine goes on in another thread when passes are nested
-            # deeply, and the thread that holds the lock waits for this one.
+            # A node of that pass calls this one: the engine continues in another thread when passes are
+            # nested deeply, and the thread that holds the lock waits for this one.
             return RunLock()
         seen, since = self._progress(), time.monotonic()
         # Polled: only `with` is safe from asynchronous exceptions (see RunLock), and it has no timeout.

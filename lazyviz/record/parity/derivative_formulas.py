@@ -139,7 +139,7 @@ class FormulaPatches:
             finally:
                 tape.scopes.sources.leave(sys._getframe())
                 if not tape.pending:
-                    tape.retire()  # what a node evaluated could not be released while the engine ran
+                    tape.retire()  # tensors that nodes evaluated could not be released while the engine ran
 
         return run_backward
 
@@ -213,7 +213,7 @@ def _sums_weights(*args: Any, **kwargs: Any) -> bool:
 
 
 class PlainTensors:
-    """A subgraph of the program on plain tensors, with our mode off."""
+    """A subgraph of the program that runs on plain tensors, with lazyviz's mode off."""
 
     def __init__(self, tape: Tape, mode: private_api.TorchDispatchMode) -> None:
         self._tape = tape
@@ -245,7 +245,7 @@ class PlainTensors:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """The result of ``function``, once ``needed`` has run; it reads the tensors ``read``."""
+        """The result of ``function``, which reads the tensors ``read``, after ``needed`` has run."""
         self.begin(cause, needed, read)
         result = None
         try:
@@ -305,7 +305,7 @@ def _may_use_pending(tape: Tape, node: Any) -> bool:
 
 
 def _after(tape: Tape, node: Any) -> None:
-    """``node`` has computed its gradients; ops that it still calls are the engine's additions to other
+    """Called when ``node`` has computed its gradients: further ops are the engine's additions to other
     gradients.
     """
     tape.recording.summing = node

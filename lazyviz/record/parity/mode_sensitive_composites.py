@@ -1,7 +1,7 @@
 """Composite ATen functions that compute differently while a dispatch mode is active.
 
 Such a function checks whether its tensors are subclass-like, which all are while lazyviz's mode is active,
-and then uses other operators than for plain tensors, with different bits, or without a check of values that
+and then calls other operators than for plain tensors, with different bits, or without a check of values that
 eager mode makes. Here, these functions get a Python kernel that treats lazy tensors as plain ones; it makes
 the same choice as eager mode, and stays deferred.  (If the formula of a gradient makes the check, see
 :mod:`lazyviz.record.parity.derivative_formulas`.)
@@ -71,7 +71,7 @@ class CompositeKernels:
         before_read: Callable[[torch.Tensor, str], None],
         more: Mapping[str, Callable[..., Any]],
     ) -> None:
-        """With ``more`` kernels, those of :mod:`lazyviz.record.parity.derivative_formulas`."""
+        """``more`` kernels are those of :mod:`lazyviz.record.parity.derivative_formulas`."""
         self._tape = tape
         self._before_read = before_read
         self._more = more

@@ -1,8 +1,8 @@
 """Scattered gradients: eager PyTorch writes into zeros, and ATen under a dispatch mode into a copy.
 
-The bits are equal, but the copy takes the same memory again, for example of a whole table of which a few rows
-were used. ATen checks whether tensors are subclass-like (FunctionsManual.cpp, ReduceOpsUtils.h); these
-kernels treat lazy tensors as plain ones, in the way of
+The results are bitwise equal, but the copy takes the same memory again, for example of a whole table of which
+a few rows were used. ATen checks whether tensors are subclass-like (FunctionsManual.cpp, ReduceOpsUtils.h);
+these kernels treat lazy tensors as plain ones, in the way of
 :mod:`lazyviz.record.parity.mode_sensitive_composites`.
 
 If a batch is named, the sum over its samples for a shared tensor stays a separate result, because each piece

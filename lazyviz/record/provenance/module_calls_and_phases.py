@@ -49,7 +49,7 @@ class Scopes:
         self.phase: Phase = "other"
         self.sources = SourceFinder()
         self.by_sequence: dict[int, TrackedNode] = {}  # autograd sequence number -> forward node
-        self._earlier: weakref.WeakSet[Graph] = weakref.WeakSet()  # that have their own forward nodes
+        self._earlier: weakref.WeakSet[Graph] = weakref.WeakSet()  # graphs that have their own forward nodes
         self._entered: list[tuple[str, str]] = []  # root and path of modules called since the last node
         self._stack: list[tuple[str, str, Phase, tuple[SourceLine, ...]]] = []
         self._paths: dict[int, str] = {}
@@ -111,7 +111,7 @@ class Scopes:
                 _mark_gradient(value.storage, name)
 
     def mark_stored_gradient(self, value: TrackedValue) -> None:
-        """``value`` is being detached: it is a gradient from now on if autograd detaches it to store it."""
+        """Mark ``value``, which is being detached, as a gradient if autograd detaches it to store it."""
         engine = private_api.current_autograd_node()
         if engine is None or engine._sequence_nr() < NO_SEQUENCE:
             return
@@ -148,7 +148,7 @@ class Scopes:
             self.phase = "forward"
 
     def enter_root(self, module: torch.nn.Module, callers: tuple[SourceLine, ...]) -> None:
-        """The outermost module is called, from the line that ``callers`` lead to."""
+        """Note a call of the outermost module, from the line that ``callers`` lead to."""
         root = self.roots.get(id(module))
         is_new = root is None or root.module is None or root.module() is not module
         if root is None or is_new:
@@ -158,7 +158,8 @@ class Scopes:
         if is_new or id(module) not in self.met:  # or one that no longer exists had its identity
             self.met.add(id(module))
             self.note_module_call(module)
-            # Losses and the like may be created in each step; a TorchScript trace has each access to a weight.
+            # Losses and similar modules may be new in each step; a TorchScript trace contains each access to a
+            # weight.
             if (module._parameters or module._modules) and not torch.jit.is_tracing():
                 taken = {each.variable for each in self.called if each is not root}
                 name_by_caller(root, module, sys._getframe(1), self.sources, taken)
@@ -217,7 +218,7 @@ class Scopes:
                 if isinstance(tensor, torch.Tensor):
                     known = self._parameters.get(id(tensor))
                     if known is not None and known[0]() is tensor and _is_parameter_of(known[3], name, key):
-                        continue  # as in every step except the first: it is known under that name
+                        continue  # as in every step except the first: it already has that name
                     value = find(tensor)
                     storage = None if value is None else value.storage
                     if (
@@ -233,7 +234,7 @@ class Scopes:
                         self._parameters[id(tensor)] = (weakref.ref(tensor), "", "optimizer", full)
 
     def learn_cache(self, tensor: torch.Tensor, find: ValueFinder) -> None:
-        """``tensor`` is a part of a KV cache."""
+        """Note that ``tensor`` is part of a KV cache."""
         value = find(tensor)
         if value is not None:
             value.storage.role = "kv_cache"
@@ -241,7 +242,7 @@ class Scopes:
             self._parameters[id(tensor)] = (weakref.ref(tensor), "", "kv_cache", "")
 
     def keep_forward_nodes(self, graph: Graph) -> None:
-        """The block has ended: from now on, its forward nodes are remembered as long as ``graph`` exists."""
+        """Keep the forward nodes of the ended block as long as ``graph`` exists."""
         graph.by_sequence, self.by_sequence = self.by_sequence, {}
         self._earlier.add(graph)
 
@@ -253,7 +254,7 @@ class Scopes:
     def _writer_of_copied(self, sequence: int) -> Any:
         """The forward op with that number, if it writes in place what its backward formula needs.
 
-        Autograd copies this before, and the copy has a number of its own.
+        Autograd copies this first, and the copy has its own number.
         """
         copy = self._forward_of(sequence + 1)
         if copy is None or copy.op is not CLONE or copy.index + 1 >= len(copy.graph.nodes):

@@ -134,8 +134,8 @@ def name_weights(nameless: dict[int, TrackedStorage], variables: Mapping[str, An
 def _without_loop_variables(
     found: Iterable[tuple[str, torch.nn.Module, Any]], wanted: Iterable[int]
 ) -> list[tuple[str, torch.nn.Module]]:
-    """One expression for each module, the first one but for the last item of a loop: ``layers[2]``, not
-    ``layer``, if the other items that ran have no variables.
+    """One expression for each module: the first one, except for the last item of a loop, which is
+    ``layers[2]``, not ``layer``, if the other items that ran have no variables.
     """
     first: dict[int, tuple[str, torch.nn.Module, Any]] = {}
     items: dict[int, list[tuple[str, torch.nn.Module, Any]]] = {}
@@ -152,7 +152,7 @@ def _without_loop_variables(
 
 
 def _last_items(within: Mapping[int, tuple[str, str, torch.nn.Module]], named: Collection[int]) -> set[int]:
-    """The modules that have a variable because it was that of a loop over the items of a module.
+    """The modules that have a variable because it was the variable of a loop over the items of a module.
 
     The other items that ran have none.
     """
@@ -230,7 +230,7 @@ def _modules(variables: Mapping[str, Any]) -> Iterator[tuple[str, torch.nn.Modul
                 if children:
                     seen.add(id(content))
                     room -= len(children)
-                    # An attribute of an object is a variable of its own.
+                    # Each attribute of an object counts as a separate variable.
                     of = content if isinstance(content, (list, tuple, dict)) else None
                     below += [(*child, of) for child in children]
         level = below

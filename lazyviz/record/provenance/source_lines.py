@@ -21,7 +21,7 @@ _LIBRARIES = tuple(
     {os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, PACKAGE}
     | {sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
-# Library code whose ops have their own phase, whatever calls it.
+# Library code whose ops have their own phase, regardless of the caller.
 _PHASES: dict[str, Phase] = {
     os.path.join(TORCH, "optim") + os.sep: "optimizer",
     os.path.join(TORCH, "nn", "utils", "clip_grad.py"): "optimizer",
@@ -37,7 +37,7 @@ _ON_THE_WAY = tuple(
     os.path.join(TORCH, *parts)
     for parts in (("_compile.py",), ("_dynamo", ""), ("_ops.py",), ("_tensor.py",), ("_tensor_str.py",))
 ) + tuple(os.path.join(TORCH, "utils", name) for name in ("_python_dispatch.py", "_contextlib.py"))
-MOST_CODES = 1000  # code objects remembered from one block to the next
+MOST_CODES = 1000  # maximum number of code objects that are kept for the next block
 MOST_FRAMES = 100  # searched for the lines that led to an op
 ENTRY = "entry"  # the kind of code that :meth:`SourceFinder.enter` was called for
 
@@ -52,7 +52,7 @@ def is_user_file(filename: str) -> bool:
 
 
 def _is_generated(filename: str) -> bool:
-    """Whether a library has written this file for a module of its own, as torch_geometric does for layers."""
+    """Whether a library generated this file for one of its modules, as torch_geometric does for layers."""
     if "." not in os.path.basename(filename).removesuffix(".py"):
         return False
     modules = list(sys.modules.items())
@@ -64,7 +64,7 @@ def _is_generated(filename: str) -> bool:
 
 @functools.lru_cache(maxsize=1000)
 def is_reader(filename: str) -> bool:
-    """Whether it is a library's file that is worth naming where a value is read."""
+    """Whether this is a library file that is worth naming for a read of a value."""
     if filename.startswith(("<", PACKAGE, *_ON_THE_WAY)):
         return False
     return filename.startswith(_SITE) or not filename.startswith(_STDLIB)
@@ -254,7 +254,9 @@ class SourceFinder:
         return line
 
     def _number(self, file: str) -> int | None:
-        """The text of the cell in ``file``; a magic may have run it as if it came after its own cell."""
+        """The number of the cell in ``file``, at most that of the running cell: a magic may have run it as a
+        later one.
+        """
         number = cell_number(file)
         running = self.cell.number if self.cell is not None else None
         return number if number is None or running is None else min(number, running)

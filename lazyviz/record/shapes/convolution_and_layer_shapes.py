@@ -1,6 +1,6 @@
 """Shapes of convolutions, matrix products, and other layers on the CPU, from metadata alone.
 
-:mod:`lazyviz.record.shapes.elementwise_and_factory_shapes` has those of other kernels.
+:mod:`lazyviz.record.shapes.elementwise_and_factory_shapes` has the rules for other kernels.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _cat(call: Call) -> Made:
     if (dtype := one_dtype(metas, COMMON)) is None or type(dim) is not int:
         return None
     if not is_plain(*metas) and rank + (call.name == "stack") > 3:
-        return None  # channels may be last
+        return None  # it may have the channels-last format
     if call.name == "stack":
         if not -rank - 1 <= dim <= rank or any(meta.shape != shape for meta in metas):
             return None
@@ -117,7 +117,7 @@ def _cat(call: Call) -> Made:
 
 
 def _along(call: Call) -> Made:
-    """``cumsum``, ``tril`` and ``triu``: the shape of their operand."""
+    """``cumsum``, ``tril``, and ``triu``: the shape of the operand."""
     source = call.meta("self")
     rank = len(source.shape)
     if source.dtype not in (*FLOATS, *INTEGERS, torch.bool) or not is_plain(source):
@@ -213,7 +213,7 @@ def _layer_norm(call: Call) -> Made:
 
 
 def _convolution(call: Call) -> Made:
-    """Only for plain tensors, for which no memory format has to be chosen."""
+    """Only for contiguous tensors, for which no memory format has to be chosen."""
     arguments = call.arguments
     source, weight = call.meta("input"), call.meta("weight")
     if (dtype := one_dtype([value.meta for value in call.inputs])) is None:
@@ -299,7 +299,7 @@ def _max_pool(call: Call) -> Made:
 
 
 def _mse_loss(call: Call) -> Made:
-    """The squares are computed in the memory of their mean or sum."""
+    """The kernel computes the squares in the memory of their mean or sum."""
     source, target = call.meta("self"), call.meta("target")
     metas = [value.meta for value in call.inputs]
     reduction = call.arguments.get("reduction", 1)

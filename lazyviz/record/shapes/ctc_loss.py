@@ -45,7 +45,7 @@ def is_valid(arguments: Mapping[str, Any], *, moves_targets: bool = False) -> bo
 def longest(
     name: str, scores: torch.Tensor, targets: Any, lengths: torch.Tensor
 ) -> tuple[list[int], str] | None:
-    """Plausible lengths in place of unknown ones, and a text that says what was assumed; ``None`` if that is
+    """Plausible lengths in place of unknown ones, and a text that says what was assumed; ``None`` if
     impossible.
     """
     count = lengths.numel()
@@ -69,7 +69,7 @@ def results(arguments: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def gradient(arguments: Mapping[str, Any]) -> torch.Tensor:
-    """The gradient of the scores, contiguous whatever their strides are."""
+    """The gradient of the scores, contiguous regardless of their strides."""
     scores: torch.Tensor = arguments["log_probs"]
     return scores.new_empty(scores.shape)
 

@@ -39,7 +39,7 @@ _CPU = torch.device("cpu")
 
 
 def made(call: Call) -> Made:
-    """The results of a call that writes nothing; ``None`` if PyTorch has to be asked."""
+    """The results of a call that writes nothing; ``None`` if PyTorch's own rule is needed."""
     rule = _RULES.get(call.name)
     if rule is None:
         if not (call.name in _FLOAT_TO_FLOAT or call.name in _TO_BOOL) or not works_by_element(call.op):
@@ -61,7 +61,7 @@ def made(call: Call) -> Made:
 
 
 def writes_its_first(call: Call) -> bool:
-    """Whether the call writes its first argument, returns it, and certainly changes no metadata."""
+    """Whether the call writes and returns its first argument, and certainly changes no metadata."""
     base = call.name.removesuffix("_")
     check = _WRITES.get(call.name)
     if check is None and (base not in _FLOAT_TO_FLOAT or not works_by_element(call.op)):
@@ -122,7 +122,7 @@ def _by_element(call: Call) -> Made:
     dtype = one_dtype(of_one_dtype, (*FLOATS, *INTEGERS) if base in _OF_INTEGERS else FLOATS)
     if dtype is None or (base == "pow" and "self" in arguments and type(arguments["self"]) in (int, float)):
         return None
-    number = call.op._overloadname.startswith("Scalar") and base != "lerp"  # its weight is no operand
+    number = call.op._overloadname.startswith("Scalar") and base != "lerp"  # its weight is not an operand
     for name, item in arguments.items():
         if type(item) is int or (type(item) is float and dtype in FLOATS):
             number = number or name in _tensor_arguments(call.op)
@@ -146,7 +146,7 @@ def _by_element(call: Call) -> Made:
 
 
 def _fills(call: Call) -> bool:
-    """Every number fits a floating dtype."""
+    """Whether the call fills a floating-point tensor with a number: every number fits its dtype."""
     value = call.arguments.get("value", 0.0)
     return call.inputs[0].meta.dtype in FLOATS and type(value) in (int, float) and len(call.inputs) == 1
 

@@ -138,8 +138,7 @@ def _view(
 def _on_card(
     metadata: MetadataTable, op: OpOverload, info: OpInfo, args: Any, kwargs: Any, inputs: list[Any]
 ) -> Inferred | None:
-    """The results of an op on a planned GPU, if they do not depend on the device: the same as for meta
-    tensors.
+    """The results of an op on a planned GPU if they do not depend on the device: those of the meta kernel.
 
     The meta kernels are called directly. Most are in C++; PyTorch's Python registrations for them, and fake
     tensors, would take most of the time.

@@ -1,4 +1,4 @@
-"""Inferred outputs: what shape inference knows of an op's results, as its cache stores it."""
+"""Inferred outputs: the result metadata of an op, as shape inference caches it."""
 
 from __future__ import annotations
 

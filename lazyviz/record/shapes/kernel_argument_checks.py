@@ -1,4 +1,4 @@
-"""Argument checks of common kernels that their shape rules omit."""
+"""Kernel argument checks: conditions that common kernels check and their shape rules omit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-MOST_CATEGORIES = 2**24  # that a draw may choose from
+MOST_CATEGORIES = 2**24  # the maximum that ``multinomial`` accepts
 
 
 def _does_not_expand(arguments: dict[str, Any]) -> bool:
@@ -61,7 +61,7 @@ def _pads_too_much(arguments: dict[str, Any]) -> bool:
 
 
 def _no_mask(arguments: dict[str, Any]) -> bool:
-    """Whether the mask is not one, or an integer cannot hold the value."""
+    """Whether the mask is not boolean, or an integer dtype cannot hold the value."""
     value, dtype = arguments.get("value"), arguments["self"].dtype
     is_integral = not (dtype.is_floating_point or dtype.is_complex)
     too_large = is_integral and isinstance(value, (int, float)) and not -(2**63) <= value < 2**63
@@ -81,7 +81,7 @@ def _no_long_index(arguments: dict[str, Any]) -> bool:
 
 
 def _reaches_too_far(arguments: dict[str, Any]) -> bool:
-    """Whether a view with these strides does not lie in the tensor; it may lie in its storage."""
+    """Whether a view with these strides exceeds the tensor's memory; it may lie in its storage."""
     steps = zip(arguments["size"], arguments["stride"])
     last = (arguments.get("storage_offset") or 0) + sum((size - 1) * step for size, step in steps)
     return last >= arguments["self"].numel()

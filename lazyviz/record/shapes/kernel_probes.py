@@ -24,7 +24,7 @@ from .operator_schema_properties import OpInfo
 
 
 class DataDependent(Exception):
-    """The op's result cannot be described without running it; ``sparse`` if the reason is that it has no
+    """The metadata of the op's result is unknown without running it; ``sparse`` if this is because it has no
     strides.
     """
 
@@ -68,7 +68,7 @@ _COMMON_DTYPES = frozenset((torch.float32, torch.float64))
 # They require one common dtype, which shape rules do not check.
 _SAME_DTYPE = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution"}
 
-# LAPACK counts rows from 1, and uses pivots as unchecked memory positions.
+# LAPACK counts rows from 1, and uses pivots as unchecked memory offsets.
 _PIVOTED = {"linalg_ldl_solve", "linalg_lu_solve", "lu_solve"}
 _OURS = ("aten", "torch_nn")  # PyTorch's own kernels
 _MASKS = (torch.bool, torch.uint8)
@@ -158,7 +158,7 @@ def ask(
 
     Raises:
         DataDependent: the kernel may not take these arguments.
-        Exception: the kernel rejects them, whatever they contain.
+        Exception: the kernel rejects them, regardless of their content.
     """
     if scalar_operands.are_unusual(op, arguments, inputs):
         refused = _refusal_of_numbers(op, args, kwargs, inputs)
@@ -188,7 +188,7 @@ def ask(
 def _may_be_refused(op: OpOverload, inputs: Sequence[Any], result: Any) -> bool:
     """Whether the GPU's kernel would reject what the CPU's rejects: both have kernels for these dtypes.
 
-    Autograd's formulas get what the forward kernel made, which may be other tensors on a GPU (the buffer of
+    Autograd's formulas get results of the forward kernel, which may differ on a GPU (the buffer of
     ``log_sigmoid`` is empty there).
     """
     name = op._schema.name
@@ -203,7 +203,7 @@ def _may_be_refused(op: OpOverload, inputs: Sequence[Any], result: Any) -> bool:
 def refuse_planned(
     op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any], *, of_dtypes: bool = True
 ) -> None:
-    """Raise the error with which an absent GPU would reject these arguments, whatever their content."""
+    """Raise the error with which an absent GPU would reject these arguments, regardless of their content."""
     if on_absent_gpu(inputs, kwargs):
         refused = refusal(op, args, kwargs, inputs, of_dtypes=of_dtypes)
         if refused is not None and "CPU" not in str(refused):
@@ -237,8 +237,8 @@ def refusal(
 
 
 def _refusal_of_numbers(op: OpOverload, args: Any, kwargs: Any, inputs: Sequence[Any]) -> Exception | None:
-    """The error that the kernel raises for the numbers of a call, whatever its tensors, but not for ordinary
-    numbers.
+    """The error that the kernel raises for the numbers of a call, regardless of its tensors, but not for
+    ordinary numbers.
     """
     args, kwargs = scalar_operands.on_one_element(op, args, kwargs)
     of_dtypes = not on_absent_gpu(inputs, kwargs)
@@ -278,8 +278,8 @@ def _refusals(
 
 
 def must_come_again(error: Exception, ask: Callable[[], Any]) -> None:
-    """Raise ``error`` of a first ``ask()`` if a second one succeeds: another thread has sent it, and it is no
-    answer.
+    """Raise the ``error`` of a first ``ask()`` if a second one succeeds: then another thread sent it, not the
+    kernel.
     """
     try:
         ask()

@@ -1,4 +1,4 @@
-"""Stride rules: corrections of PyTorch's shape rules in strides, dtype, or memory.
+"""Meta kernel corrections: PyTorch's shape rules, corrected in strides, dtype, or memory.
 
 Most rules are Python references of the operators, which have correct shapes, but not always the correct
 memory layout. The corrections here were found by running PyTorch's operator samples, forward and backward,
@@ -89,7 +89,7 @@ _LIKE_SELF = (
 
 
 def _columns_first(like: torch.Tensor, batch: Sequence[int], rows: int, columns: int) -> torch.Tensor:
-    """Matrices as LAPACK and cuSOLVER take them."""
+    """Column-major matrices, as LAPACK and cuSOLVER expect them."""
     return like.new_empty([*batch, columns, rows]).transpose(-2, -1)
 
 
@@ -100,7 +100,7 @@ def _factored(matrix: torch.Tensor) -> Result:
 
 
 def _fit(matrix: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether ``linalg_lstsq`` takes them, one system or a batch of equal shape."""
+    """Whether ``linalg_lstsq`` accepts them: one system, or a batch of systems of equal shape."""
     if matrix.dim() < 2 or matrix.dtype != right.dtype:
         return False
     return right.shape == matrix.shape[:-1] or right.shape[:-1] == matrix.shape[:-1]
@@ -324,7 +324,7 @@ def _in_order(*names: str) -> Callable[[dict[str, Any], Result], Result]:
 
 
 def _lerp(arguments: dict[str, Any], result: Result) -> Result:
-    """A TensorIterator over its tensors; a number as the weight is no operand."""
+    """A TensorIterator over its tensors; a number as the weight is not an operand."""
     operands = [arguments[name] for name in ("self", "end", "weight")]
     return _iterated([each for each in operands if isinstance(each, torch.Tensor)], result)
 
@@ -394,7 +394,7 @@ def _batch_norm_backward(arguments: dict[str, Any], result: Result) -> Result:
 
 
 def _group_norm(arguments: dict[str, Any], result: Result) -> Result:
-    """Channels last if the input is, on the CPU, whatever sizes are passed with it."""
+    """Channels last if the input is, on the CPU, regardless of the sizes that are passed with it."""
     result = _layer_norm(arguments, result)
     if arguments["input"].device.type != "cpu":
         return result
@@ -442,7 +442,7 @@ def _sort(arguments: dict[str, Any], result: Result) -> Result:
 def _mkldnn_rnn_backward(arguments: dict[str, Any], result: Result) -> Result:
     """The gradients of the two biases are equal, and each has its own memory.
 
-    All are single precision, whatever the layer's dtype is; torch 2.11's rule omits this.
+    All are single precision, regardless of the layer's dtype; torch 2.11's rule omits this.
     """
     result = tuple([item.to(torch.float32) for item in result])
     return (*result[:4], torch.empty_like(result[4]), *result[5:])

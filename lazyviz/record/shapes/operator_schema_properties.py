@@ -1,4 +1,4 @@
-"""Operator info: what every call of an operator writes, returns, and draws, and its cache key."""
+"""Operator schema properties: what any call of an operator writes, returns, and draws; its cache key."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _COMMUNICATION = {*NAMESPACES, "fsdp"}
 # Ops that check the content of their integers, usually constants of the program: the error belongs to their
 # line. The kernels of every device check the first, only the CPU's kernels the others.
 CHECKED_EVERYWHERE = {"segment_reduce"}
-# Autocast passes over them, but their kernels call operators that it converts the arguments of.
+# Autocast skips them, but their kernels call operators whose arguments it converts.
 _CALLING_AUTOCAST = frozenset({"linalg_pinv", "_trilinear"})
 _CHECKED_CONTENT = {"_embedding_bag", "_embedding_bag_forward_only", *CHECKED_EVERYWHERE}
 
@@ -74,7 +74,7 @@ class OpInfo:
 
     def __init__(self, op: OpOverload) -> None:
         schema = op._schema
-        self.op = op  # its id stands for it
+        self.op = op  # its id identifies it
         self.name = schema.name.rpartition("::")[2]
         self.argument_names = [argument.name for argument in schema.arguments]
         self.returns_tensors = any("Tensor" in str(ret.type) for ret in schema.returns)
@@ -91,7 +91,7 @@ class OpInfo:
         )
 
     def _note_writes(self, schema: Any) -> None:
-        """Which arguments it writes, and which results are these arguments."""
+        """Determine which arguments it writes, and which results are these arguments."""
         mutable = [
             (position, argument)
             for position, argument in enumerate(schema.arguments)
@@ -125,7 +125,7 @@ class OpInfo:
         )
 
     def _note_key_properties(self) -> None:
-        """What its results and its cache key depend on."""
+        """Determine what its results and its cache key depend on."""
         op, names = self.op, self.argument_names
         schema = op._schema
         self.gradients = _gradients_taken(op)
@@ -148,7 +148,7 @@ class OpInfo:
         self.fills_dtype = not takes_tensors and "dtype" in names and self.returns_tensors
 
     def _note_kinds(self) -> None:
-        """Whether it is an operator that recording handles specially."""
+        """Determine whether recording handles the operator specially."""
         op = self.op
         self.metadata_only = self.name in _METADATA_ONLY
         self.lifts = self.name in ("lift", "lift_fresh")  # passes on a tensor created from Python data
@@ -200,7 +200,9 @@ class OpInfo:
 
 
 def _gradients_taken(op: OpOverload) -> list[str]:
-    """The gradients that the backward of an op with several inputs computes; without any, it returns none."""
+    """The requested gradients of the backward of an op with several inputs; if there are none, it returns
+    none.
+    """
     schema = op._schema
     if len(schema.returns) == 1 or not schema.name.endswith("_backward"):
         return []

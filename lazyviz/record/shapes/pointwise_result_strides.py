@@ -1,4 +1,4 @@
-"""TensorIterator: strides of a result that it allocates.
+"""Strides of pointwise results, as ATen's TensorIterator allocates them.
 
 Pointwise kernels iterate over their operands in memory order and lay out the result in that order, so its
 strides depend only on the shapes and strides of the operands.  The rules are those of

@@ -28,8 +28,8 @@ _TAKE_NUMBERS = ("number", "Optional[number]", "List[number]", "Tensor", "List[T
 def extent(number: int | float | complex) -> int:
     """How many dtypes are too small for ``number``, as a negative count if it is negative; 0 if none is.
 
-    Numbers of the same type and extent fit the same dtypes.  That of a complex number is positive: it is made
-    of those of its parts, and of whether real dtypes take it, which they do if it has no imaginary part.
+    Numbers of the same type and extent fit the same dtypes.  That of a complex number is positive: it
+    combines those of its parts with whether real dtypes accept it, which they do if it has no imaginary part.
     """
     if isinstance(number, complex):
         parts = -extent(number.real) * 64 - extent(number.imag)

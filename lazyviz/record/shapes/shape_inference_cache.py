@@ -39,7 +39,7 @@ from .operator_schema_properties import OpInfo as OpInfo
 MOST_ENTRIES = 100_000  # entries of the cache; it is cleared when full, for example if sizes never repeat
 # Ops whose shape rule differs from the result of the CPU kernel (oneDNN's workspace): call the kernel.
 _ASK_THE_KERNEL = {"mkldnn_rnn_layer"}
-# They do not resize an `out=` that has the right number of elements, whatever its shape.
+# They do not resize an `out=` that has the right number of elements, regardless of its shape.
 _FILL = {"arange", "range", "linspace", "logspace"}
 _MAKE_SPARSE = {
     "sparse_compressed_tensor", "_sparse_compressed_tensor_with_dims", "sparse_coo_tensor", "_to_sparse",
@@ -142,7 +142,7 @@ class ShapeCache:
     def learn(
         self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], values: list[Any], key: Any
     ) -> Inferred | None:
-        """Store under ``key`` what is known of a call without inference; for the compiled recorder."""
+        """Store under ``key`` the answer for a call that needs no inference; for the compiled recorder."""
         with deferred():
             known = fast_shape_rules.find(self.metadata, info.op, info, args, kwargs, values)
         if known is not None:
@@ -255,7 +255,7 @@ class ShapeCache:
         inputs: list[Any],
         made: list[_FakeCall],
     ) -> Any:
-        """The results of FakeTensor, or of our ``own`` rule; the call for which it was asked is added to
+        """The results of FakeTensor, or of our ``own`` rule; the call for which it was inferred is added to
         ``made``.
         """
         if info.is_view:
@@ -278,7 +278,7 @@ class ShapeCache:
     def _without_rule(
         self, info: OpInfo, made: list[_FakeCall], kwargs: dict[str, Any], inputs: list[Any]
     ) -> Any:
-        """The results on an absent GPU, which has no kernel to ask, where they are known without a rule."""
+        """The results on an absent GPU, whose kernels cannot be called, if they are known without a rule."""
         if not made or info.is_view or not kernel_probes.on_absent_gpu(inputs, kwargs):
             return None
         with (
@@ -292,7 +292,7 @@ class ShapeCache:
     def _restructured(self, call: _FakeCall, result: Any) -> list[tuple[int, TensorMeta]]:
         """The inputs, by position, whose metadata the op changes in place, and their new metadata.
 
-        Kernels change the strides of a tensor in place only if it has to grow, whatever shape rules say.
+        Kernels change the strides of a tensor in place only if it has to grow, unlike some shape rules.
         """
         info = call.info
         found = []

@@ -1,4 +1,4 @@
-"""Operator calls, as passed to shape rules."""
+"""Shape rule calls: operator calls in the form that shape rules receive, and the results that they return."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Call(NamedTuple):
         return found
 
     def optional(self, *names: str) -> list[TensorMeta]:
-        """The metadata of those of these arguments that are given."""
+        """The metadata of the given ones among these arguments."""
         given = [self.arguments.get(name) for name in names]
         return [value.meta for value in given if value is not None]
 

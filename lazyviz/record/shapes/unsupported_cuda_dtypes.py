@@ -2,7 +2,7 @@
 
 Shape rules ignore dtypes: the product of two integer matrices has a shape, but CUDA has no kernel for it. The
 table is written by ``scripts/write_unsupported_cuda_dtypes.py`` from PyTorch's operator database, whose
-entries PyTorch's own tests check on GPUs. Operators that are not in it are taken to have a kernel.
+entries PyTorch's own tests check on GPUs. Operators that are not in it are assumed to have a kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from ...torch_internals.private_api import OpOverload
 
-# How PyTorch's kernels call dtypes in errors.
+# Names of dtypes in error messages of PyTorch's kernels.
 _SCALAR_TYPES = {
     torch.bool: "Bool", torch.uint8: "Byte", torch.int8: "Char", torch.int16: "Short", torch.int32: "Int",
     torch.int64: "Long", torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float",

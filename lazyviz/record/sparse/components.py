@@ -36,11 +36,11 @@ def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class Form:
-    """A sparse tensor, taken apart.
+    """A sparse tensor, represented by its components.
 
     Attributes:
         parts: its components, the values last; pending, real, or fake tensors.
-        is_coalesced: of the layout ``torch.sparse_coo``.
+        is_coalesced: for the layout ``torch.sparse_coo``.
     """
 
     layout: torch.layout
@@ -71,7 +71,7 @@ class Form:
 
     @property
     def sparse_dims(self) -> int:
-        """How many dimensions the indices have, of the layout ``torch.sparse_coo``."""
+        """The number of sparse dimensions, for the layout ``torch.sparse_coo``."""
         return self.parts[0].shape[0]
 
     @property
@@ -83,7 +83,7 @@ class Form:
 
     @property
     def is_degenerate(self) -> bool:
-        """Whether it has no elements, or no sparse dimensions: many kernels have another branch for it."""
+        """Whether it has no elements or no sparse dimensions: many kernels have a separate branch for it."""
         return not self.values.numel() or (self.layout == torch.sparse_coo and not self.sparse_dims)
 
     def made(self) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Sparse constructors: they make real sparse tensors of pending components.
+"""Sparse constructors: they create sparse tensors from pending components.
 
 ATen's constructors are composite functions that read indices in memory without the dispatcher, to infer a
 missing size and to check invariants. They get a kernel that first evaluates these indices, in the way of
@@ -53,7 +53,7 @@ def _construct(tape: Tape, name: str, original: Original, *args: Any, **kwargs: 
     if not _is_recording(tape) or not all(part.layout == torch.strided for part in parts):
         return _construct_now(tape, name, original, parts, args, kwargs)
     *indices, values = parts
-    if "coo" in name and values.dim() == 0:  # ATen takes a number for one value
+    if "coo" in name and values.dim() == 0:  # ATen accepts a number as a single value
         values = values.expand(1)
     is_check = name.startswith("_validate")
     count = len(parts)
@@ -82,7 +82,7 @@ def _construct_now(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """The constructor's own result, of real components."""
+    """The constructor's own result for real components."""
     evaluate(tape, f"{name} reads its components", parts)
     with tape.recording.paused():
         result = original(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Operators of lazyviz that call the kernels of sparse tensors, with components in place of sparse tensors.
+"""Custom operators that call sparse kernels, with components in place of sparse tensors.
 
 ``aten::mm(sparse, dense)`` is recorded as ``lazyviz::sparse_mm(indices, values, size, coalesced, dense)``: an
 operator on strided tensors like any other, whose kernel puts the sparse tensor together and calls ATen's.
@@ -26,7 +26,7 @@ _SHORT = {
 
 
 class Signature(NamedTuple):
-    """What tells operators for the same ATen operator apart.
+    """What distinguishes the custom operators for one ATen operator.
 
     Attributes:
         sparse: positions of the sparse arguments in the schema, and their layouts.
@@ -71,7 +71,7 @@ def new_parts(outcome: Made) -> tuple[int, ...]:
 
 
 def apply_rule(op: OpOverload, arguments: Sequence[Any]) -> Outcome:
-    """What a call returns, by the rule of ``op``; ``None`` if that is not known."""
+    """The result of a call by the rule of ``op``; ``None`` if it is not known."""
     if any(isinstance(item, Form) and item.is_degenerate for item in arguments):
         return None
     names = [argument.name for argument in op._schema.arguments]

@@ -20,7 +20,7 @@ from .result_metadata_rules import RULES, Made, New, Row
 Record = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 
 _aten = torch.ops.aten
-# Of others, it depends on the kernel whether it exists.
+# Support for other dtypes depends on the kernel.
 _DTYPES = {
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -60,14 +60,14 @@ def record(do_record: Record, op: OpOverload, args: tuple[Any, ...], kwargs: dic
 
 def is_composite(op: OpOverload, args: tuple[Any, ...]) -> bool:
     """Whether the ops that ``op`` consists of are recorded in its place: it makes or takes sparse tensors,
-    and has no kernel of its own.  In inference mode, such functions reach modes whole.
+    and has no kernel of its own.  In inference mode, such functions reach dispatch modes undecomposed.
     """
     makes = op._schema.name.removeprefix("aten::").startswith(("sparse_", "_sparse_"))
     return (makes or any(map(is_sparse, args))) and op.name() not in RULES and op._can_decompose()
 
 
 def autocast(op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The operands as autocast gives them to ``addmm``, which the kernel of ``_sparse_addmm`` calls.
+    """The operands as autocast passes them to ``addmm``, which the kernel of ``_sparse_addmm`` calls.
 
     Within a dispatch mode, the kernel's calls are below autocast.
     """
@@ -110,7 +110,7 @@ def make(tape: Tape, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def stand_in(values: torch.Tensor) -> torch.Tensor:
-    """Memory of the same layout, which is not read."""
+    """Memory with the same layout, which is not read."""
     return torch.empty_strided(values.shape, values.stride(), dtype=values.dtype, device=values.device)
 
 
@@ -123,7 +123,7 @@ def evaluate(tape: Tape, cause: str, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def _part(op: OpOverload, tensor: torch.Tensor, name: str) -> Any:
-    """A component, in a tensor of its own."""
+    """A component as a separate tensor."""
     part = parts_of(tensor)[COMPONENTS[tensor.layout].index(name)]
     if is_lazy(part):
         found = detached(part)

@@ -1,4 +1,4 @@
-"""Rules of sparse kernels: what a call returns, as far as its metadata tells.
+"""Result metadata of sparse kernels: rules for what a call returns, if its metadata determines that.
 
 Each rule gets the call's arguments by their names, with a :class:`Form` for each sparse tensor, and returns
 what the kernel will return, or ``None`` where that depends on data (how many indices differ, for example) or
@@ -91,18 +91,18 @@ def _copy(
     values: Callable[..., New] = _like,
     is_coalesced: bool | None = None,
 ) -> Made:
-    """A sparse tensor with as many elements as ``form``, in memory of its own."""
+    """A sparse tensor with as many elements as ``form``, in new memory."""
     parts = (*map(indices, form.indices), values(form.values, dtype))
     return Made(form.layout, form.shape, parts, form.is_coalesced if is_coalesced is None else is_coalesced)
 
 
 def _is_real(dtype: torch.dtype) -> bool:
-    """Whether kernels with loops of their own have it."""
+    """Whether kernels with their own loops, such as that of softmax, support the dtype."""
     return dtype in (torch.float32, torch.float64)
 
 
 def _is_number(*items: Any) -> bool:
-    """Whether all are real numbers that kernels of every dtype take; truth values are not."""
+    """Whether all are real numbers that kernels of every dtype accept; booleans are not."""
     return all(type(item) is float or (type(item) is int and -(2**63) <= item < 2**63) for item in items)
 
 
@@ -234,7 +234,7 @@ def total(self: Any, dtype: torch.dtype | None = None) -> Outcome:
         return None
     whole = not (self.dtype.is_floating_point or self.dtype.is_complex)
     if dtype is not None and self.dtype.is_complex and not dtype.is_complex:
-        return None  # of which PyTorch warns
+        return None  # PyTorch warns about this
     return New((), dtype or (torch.int64 if whole else self.dtype), self.device)
 
 
@@ -296,7 +296,7 @@ def neg(self: Any) -> Outcome:
 
 
 def elementwise(self: Any) -> Outcome:
-    """Kernels of one operand that first coalesce it, since they are not linear."""
+    """Kernels of one operand that coalesce it first because they are not linear."""
     if not isinstance(self, Form) or not self.dtype.is_floating_point:
         return None
     if (self.layout == _COO and not self.is_coalesced) or not self.values.is_contiguous():
@@ -413,7 +413,7 @@ def to_coo(self: Any, layout: Any = None, blocksize: Any = None, dense_dim: Any 
 
 
 def sparse_mask(self: Any, mask: Any) -> Outcome:
-    """Those elements of a tensor that ``mask`` has."""
+    """The elements of a tensor at the indices of ``mask``."""
     if not isinstance(mask, Form) or tuple(self.shape) != mask.shape:
         return None
     if isinstance(self, Form):
@@ -431,7 +431,7 @@ def sparse_mask(self: Any, mask: Any) -> Outcome:
 
 
 def _has_long_indices(form: Form) -> bool:
-    """Whether indices are of the dtype that conversions give them."""
+    """Whether indices have the dtype that conversions give them."""
     return form.parts[0].dtype == torch.int64
 
 

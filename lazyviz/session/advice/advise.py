@@ -32,7 +32,7 @@ from .training_strategies import (
     tensor_parallel_plan,
 )
 
-MOST_RECORDINGS = 24  # in the search for one row's largest batch
+MOST_RECORDINGS = 24  # recordings in the search for one row's largest batch
 _MOST_SAMPLES = 2**20
 
 Step = Callable[..., Any]
@@ -152,7 +152,7 @@ def advise(
         largest_batch: whether to search for the largest batch that fits.
 
     Raises:
-        TypeError: ``step`` is no function, such as a graph that has been recorded.
+        TypeError: ``step`` is not a function, for example a recorded graph.
         ValueError: no device, or sizes below 1.
     """
     if not callable(step) or isinstance(step, nn.Module):
@@ -201,7 +201,7 @@ def advise(
 
 
 class _Recorder:
-    """Records the step by strategies."""
+    """Records the step with each strategy."""
 
     def __init__(self, step: Step, model: Callable[[], nn.Module] | None, optimizer: MakeOptimizer) -> None:
         self._step, self._model, self._optimizer = step, model, optimizer
@@ -212,7 +212,7 @@ class _Recorder:
         try:
             plan = self._plan(strategy, device, batch_size)
             best = self._largest(strategy, device, batch_size, plan) if largest and self._sized else None
-        except Exception as error:  # of the user's code, or of a strategy that the model is not made for
+        except Exception as error:  # raised by user code, or by a strategy that does not fit the model
             reason = str(error).strip().splitlines()
             return Row(
                 strategy.name,
@@ -252,13 +252,13 @@ class _Recorder:
         made = strategy.applied(made.train())
         stepper = (strategy.optimizer or self._optimizer)(made.parameters())
         step_one_by_one_if_mixed(stepper)
-        for _ in range(2):  # in the second the optimizer's state is there from the start
+        for _ in range(2):  # in the second step, the optimizer's state exists from the start
             self._step(made, batch_size).backward()
             stepper.step()
             stepper.zero_grad()
 
     def _largest(self, strategy: Strategy, device: DeviceLike, batch_size: int, plan: Plan) -> int | None:
-        """The largest batch that fits where one more does not; ``None`` if that is not found soon enough."""
+        """The largest batch that fits; ``None`` if it is not found in ``MOST_RECORDINGS`` recordings."""
         room = plan.capacity_bytes
         if room is None:
             return None
@@ -282,9 +282,10 @@ def _seconds_of_a_step(plan: Plan) -> float | None:
 
 @contextlib.contextmanager
 def _collected() -> Iterator[None]:
-    """Collects what was made inside: what cannot run is forgotten with the last that refers to it.
+    """Garbage-collect what was created inside: pending ops that cannot run are dropped with their last
+    reference.
 
-    Objects from before are left out, because visiting all of a process takes longer than a recording.
+    Older objects are excluded, because traversing all objects of a process takes longer than a recording.
     """
     frozen = gc.get_freeze_count() > 0  # by the user
     if not frozen:
@@ -298,9 +299,11 @@ def _collected() -> Iterator[None]:
 
 
 def _guess(needed: Mapping[int, int], room: int, low: int, high: int) -> int:
-    """The next size to record: ``low`` fits and ``high`` does not; by a line, and by halves in turn."""
+    """The next size to record, where ``low`` fits and ``high`` does not: linear interpolation and bisection
+    in turn.
+    """
     if high >= _MOST_SAMPLES:
-        return max(2 * low, 1)  # none is too large yet
+        return max(2 * low, 1)  # no recorded size is too large yet
     if low in needed and len(needed) % 2:
         slope = (needed[high] - needed[low]) / (high - low)
         if slope > 0:

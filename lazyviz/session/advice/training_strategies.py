@@ -17,7 +17,7 @@ Apply = Callable[[nn.Module], nn.Module]
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A name, the number of GPUs, what is done to a model, and the optimizer if it is not the user's."""
+    """A name, the number of GPUs, the changes to a model, and the optimizer if it is not the user's."""
 
     name: str
     size: int = 1
@@ -36,7 +36,7 @@ AS_WRITTEN = Strategy("as written")
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The layers that a model has many alike of: the longest list of modules of one class."""
+    """The repeated layers of a model: the longest list of modules of one class."""
     best: list[nn.Module] = []
     for module in model.modules():
         if isinstance(module, (nn.ModuleList, nn.Sequential)):
@@ -55,7 +55,7 @@ def strategies_for(
     layered: bool,
     small: Callable[[Any], torch.optim.Optimizer] | None,
 ) -> list[Strategy]:
-    """One GPU, DDP, FSDP2 and tensor parallelism; each as it is, recomputing, and with ``small``."""
+    """One GPU, DDP, FSDP2, and tensor parallelism; each unchanged, with recomputation, and with ``small``."""
     found = [Strategy("one GPU")]
     if world_size > 1:
         found.append(Strategy(f"DDP x {world_size}", world_size, _data_parallel))
@@ -111,7 +111,7 @@ def _tensor_parallel(model: nn.Module, size: int, plan: Mapping[str, Any]) -> nn
 
 
 def tensor_parallel_plan(model: nn.Module) -> dict[str, str] | None:
-    """The plan that a model of transformers comes with, as far as its styles are PyTorch's; else ``None``."""
+    """The plan of a transformers model, as far as its styles are PyTorch's; otherwise ``None``."""
     given = getattr(model, "_tp_plan", None) or getattr(model, "tp_plan", None)
     if not isinstance(given, Mapping):
         return None
@@ -120,7 +120,7 @@ def tensor_parallel_plan(model: nn.Module) -> dict[str, str] | None:
 
 
 def eight_bit_optimizer() -> Callable[[Any], torch.optim.Optimizer] | None:
-    """torchao's ``AdamW8bit``, where torchao is installed."""
+    """torchao's ``AdamW8bit``, if torchao is installed."""
     try:
         made: Any = importlib.import_module("torchao.optim").AdamW8bit
     except (ImportError, AttributeError):

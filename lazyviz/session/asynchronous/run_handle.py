@@ -66,9 +66,9 @@ class Run:
         self._evaluation.cancel()
 
     def follow(self) -> None:
-        """Let another thread finish it when its kernels have ended, unless it was finished before.
+        """Let another thread finish the run when its kernels have ended, unless it was finished before.
 
-        Its graph and their widgets are notified; an error is raised where a result is read.
+        Its graphs and their widgets are notified; an error is raised where a result is read.
         """
         if self._evaluation.started is not None:
             threading.Thread(target=self._finish_once_over, name="lazyviz follows a run", daemon=True).start()
@@ -94,7 +94,7 @@ class Run:
             left = end - time.monotonic()
             if left <= 0:
                 raise TimeoutError(f"the evaluation is still running after {timeout:g} seconds")
-            started.wait(min(left, _INTERVAL))  # so that a signal is handled meanwhile
+            started.wait(min(left, _INTERVAL))  # wakes up so that signals are handled
 
     def __repr__(self) -> str:
         evaluation = self._evaluation

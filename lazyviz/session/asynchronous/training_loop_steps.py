@@ -82,19 +82,19 @@ class Rounds:
             self._block.resume()
 
     def begin(self) -> None:
-        """The code of an iteration is about to run."""
+        """Called before the code of an iteration runs."""
         if self._known is not None:
             self._matches = False
             self._known.observe()
 
     def ran(self) -> None:
-        """The code of the iteration has run."""
+        """Called after the code of an iteration has run."""
         if self._known is not None and self.graph is not None:
             self.unrecorded += 1
             self._matches = self._known.matches(self.graph.nodes)
 
     def what_ran_unrecorded(self) -> str:
-        """A sentence for who sees the graph of one iteration."""
+        """A sentence for users who see the graph of one iteration."""
         count = f"{self.unrecorded:,} iteration{'' if self.unrecorded == 1 else 's'}"
         return (
             f"{count} ran in eager mode, with the ops of those recorded; the graph is the last recorded one."
@@ -123,7 +123,7 @@ class Rounds:
                 self.ran()
                 self.end(sys._getframe(1))
         finally:
-            self.resume()  # what follows the loop is recorded
+            self.resume()  # ops after the loop are recorded
 
 
 class steps(Generic[T]):
@@ -214,7 +214,7 @@ class steps(Generic[T]):
         ended = self._ended = Rounds(block, self._wait, self._always_record)
         try:
             with block as graph:
-                del graph  # others are to come
+                del graph  # other iterations will follow
                 for item in unrecorded(items):
                     ended.begin()
                     yield item
@@ -224,7 +224,7 @@ class steps(Generic[T]):
                     ended.end(sys._getframe(1))
                 block.ends_in = sys._getframe(1)
             ended.finish()
-        except BaseException as error:  # of a kernel, the loader, or an interrupt
+        except BaseException as error:  # raised by a kernel, the loader, or an interrupt
             shorten(error)
             raise
 

@@ -1,4 +1,4 @@
-"""Unrecorded steps: iterations of a loop that were recorded so often that the next ones need not be.
+"""Unrecorded steps: loop iterations run in eager mode once their program has been recorded often enough.
 
 Such an iteration runs in eager mode, and its operator calls are compared with those of an earlier one.  The
 first one after the program has become known is compared with the recorded ops themselves.
@@ -19,9 +19,9 @@ from ..block import Options
 from ..lazy_graph import LazyGraph
 
 RECORDED = 8  # iterations of a program that were recorded in this process before it is known
-IN_A_ROW = 2  # of them, the last ones of a loop; one, if its calls in eager mode are known
-SHAPES_EVERY = 8  # iterations are compared by name only, except each of these
-LEAST_SHARE = 0.9  # of the recorded ops among the calls of the first iteration in eager mode
+IN_A_ROW = 2  # of these, the most recent ones of a loop; one, if the program's calls in eager mode are known
+SHAPES_EVERY = 8  # iterations are compared by operator names only, every eighth also by shapes
+LEAST_SHARE = 0.9  # minimum fraction of the recorded ops among the calls of the first eager iteration
 _MOST_KEPT = 64  # programs
 
 
@@ -116,17 +116,17 @@ def _fits(graph: LazyGraph) -> bool:
     """Whether eager PyTorch's memory for the graph is not projected to exceed the device's."""
     try:
         return graph.plan().eager_fits is not False
-    except Exception:  # what cannot be planned is recorded; the user's loop goes on
+    except Exception:  # if it cannot be planned, it is recorded; the user's loop continues
         return False
 
 
 def stop_observing() -> None:
-    """End the observation of an iteration that was left; its calls are not compared."""
+    """End the observation of an iteration that was left early; its calls are not compared."""
     op_stream.end()
 
 
 def program_of(nodes: Iterable[Node]) -> Program | None:
-    """The program with these ops, shapes, and dtypes; ``None`` if an op failed or stands for other code."""
+    """The program with these ops, shapes, and dtypes; ``None`` if an op failed or represents other code."""
     ops = []
     for node in nodes:
         if node.op._schema.name == RAN_AT_ONCE or node.error is not None:
@@ -140,11 +140,11 @@ def program_of(nodes: Iterable[Node]) -> Program | None:
 
 
 def share_among(calls: Iterable[str], nodes: Iterable[Node]) -> float:
-    """The share of the ops of ``nodes`` that are among ``calls``, each of which may make others.
+    """The fraction of the ops of ``nodes`` that are among ``calls``, each of which may make further calls.
 
     Views are left out, and an op may be its in-place variant.  Where no dispatch mode is active, some of
     PyTorch's composite functions and gradient formulas use fewer views, write in place, or call other kernels
-    for the same result, so that even equal programs may have a share below 1.
+    for the same result, so that even equal programs may have a fraction below 1.
     """
     wanted = Counter(node.op._schema.name.rstrip("_") for node in nodes if not is_view(node))
     found = Counter(call.rstrip("_") for call in calls) & wanted

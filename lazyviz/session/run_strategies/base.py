@@ -1,7 +1,7 @@
-"""Base class of run strategies: projects the peak, executes, and has what the report needs.
+"""Base class of run strategies: projects the peak, executes, and provides the data for the report.
 
-A strategy is created by :mod:`lazyviz.session.run_strategies.strategy_selection`.  None of them knows the
-others.
+A strategy is created by :mod:`lazyviz.session.run_strategies.strategy_selection`.  Strategies do not depend
+on each other.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class Strategy:
 
     split_run: SplitRun | None = None
     projection: Projection | None = None
-    compiled: Outcome | None = None  # what a compiling backend did
+    compiled: Outcome | None = None  # the activity of a compiling backend
     cache_hit: bool = False
     cache_miss_reason: str | None = None
     is_known: bool = False  # code for the nodes exists from an earlier run of the same program
     is_hidden: bool = False  # the memory is visible only to the device's own counter
     share: int = 0  # number of nodes that the backend itself ran
-    not_async: ClassVar[str] = ""  # why its kernels cannot run on another thread
+    not_async: ClassVar[str] = ""  # the reason why its kernels cannot run on another thread
 
     def __init__(self, request: Request) -> None:
         self.nodes, self.wanted, self.graph = request.nodes, request.wanted, request.graph
@@ -82,12 +82,12 @@ class Strategy:
 
     @property
     def started(self) -> AsyncRun | None:
-        """Its kernels, if they run on another thread."""
+        """The running kernels, if they run on another thread."""
         return None
 
     @property
     def seconds(self) -> float | None:
-        """The time of its kernels on another thread."""
+        """The time of the kernels that ran on another thread."""
         return None
 
     @property
@@ -113,7 +113,7 @@ class Strategy:
             return project(running, self.nodes, tape.pending)
 
     def _prepare(self) -> None:
-        """Prepare what counts its memory."""
+        """Prepare the counting of memory."""
 
     # --- executing ------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class Strategy:
     # --- afterwards -----------------------------------------------------------------------
 
     def learn(self) -> None:
-        """After a run that succeeded: store what later runs of the same program can use."""
+        """After a successful run: cache what later runs of the same program can reuse."""
 
     def release(self) -> None:
         """After a run on another thread: release what the next step does not need."""

@@ -1,4 +1,4 @@
-"""Strategy selection: the way to run nodes, from the options, their graph, and code of earlier runs."""
+"""Strategy selection: chooses how to run nodes from the options, their graph, and code of earlier runs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _split_or_recompute(
 
 
 def _eager_or_replay(request: Request) -> Strategy:
-    """By generated code if the nodes have run before."""
+    """The replay strategy if the nodes have run before, otherwise the eager strategy."""
     if request.seen is not None or (request.cuda and request.wanted.timings):
         return EagerRun(request, None, None)
     replays = program_cache.replays
@@ -96,7 +96,7 @@ def _eager_or_replay(request: Request) -> Strategy:
 
 
 def _compiled(request: Request, compiler: Backend) -> Strategy:
-    """By a compiling backend, whose code for all nodes may exist from an earlier run."""
+    """The strategy for a compiling backend, whose code for all nodes may exist from an earlier run."""
     from .compiled import CompiledRun
 
     subgraph, code = None, None
