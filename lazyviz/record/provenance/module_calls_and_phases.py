@@ -158,8 +158,8 @@ class Scopes:
         if is_new or id(module) not in self.met:  # or one that no longer exists had its identity
             self.met.add(id(module))
             self.note_module_call(module)
-            # Losses and similar modules may be new in each step; a TorchScript trace contains each access to a
-            # weight.
+            # Losses and similar modules may be new in each step; a TorchScript trace contains each access to
+            # a weight.
             if (module._parameters or module._modules) and not torch.jit.is_tracing():
                 taken = {each.variable for each in self.called if each is not root}
                 name_by_caller(root, module, sys._getframe(1), self.sources, taken)
