@@ -194,7 +194,7 @@ def start(rank: int, size: int, backend: str) -> None:
             backend, store=torch._C._distributed_c10d.HashStore(), rank=rank, world_size=size
         )
     finally:
-        sys.excepthook = hook  # PyTorch puts the rank in front of it
+        sys.excepthook = hook  # PyTorch prefixes it with the rank
 
 
 def call_itself(function: Any) -> Any:
