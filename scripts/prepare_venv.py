@@ -34,7 +34,7 @@ EXTRAS = {
     "test-all": "dev,libraries,native",
     "bench": "bench,native",
 }
-# What installs everything that a target needs, too.
+# For each target, others whose environment includes everything that it needs.
 INCLUDED_IN = {"demo": ("test", "test-all"), "test": ("test-all",)}
 TORCH = "2.13.0"
 # PyTorch's documented index of CPU builds, used only if pip's configured sources have none.
