@@ -148,9 +148,8 @@ def build() -> list[Path]:
         old.unlink()
     for target in ("sdist", "wheel"):
         run(f"build the {target}", [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", FOLDER])
-    made = sorted(
-        FOLDER.glob("lazyviz-*"), reverse=True
-    )  # the wheel last, so that its compiled modules remain
+    # The wheel is last, so that its compiled modules remain.
+    made = sorted(FOLDER.glob("lazyviz-*"), reverse=True)
     for path in made:
         say(f"   {path.name}: {path.stat().st_size / 1e6:.2f} MB")
     if not any(path.name.endswith("-py3-none-any.whl") for path in made):

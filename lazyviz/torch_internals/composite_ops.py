@@ -54,9 +54,7 @@ def is_of_transform(tensor: torch.Tensor) -> bool:
 
 def composite_kernel(name: str) -> Callable[..., Any]:
     """ATen's own kernel of a composite such as ``matmul.out``."""
-    kernel = torch.library.get_kernel(
-        f"aten::{name}", "CPU"
-    )  # composite kernels are the same for all devices
+    kernel = torch.library.get_kernel(f"aten::{name}", "CPU")  # the same for all devices
     return functools.partial(kernel.call_boxed, _CPU_KEYS)
 
 

@@ -154,7 +154,7 @@ _INTEGERS = (torch.int32, torch.int64)
 
 
 class _WithHostMemory(TorchDispatchMode):
-    """Allocates integers on the CPU at once; other ops, such as those of buckets, go on to modes below."""
+    """Allocates CPU integers immediately; other ops, such as those of buckets, go on to modes below."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

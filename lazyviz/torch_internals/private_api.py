@@ -101,7 +101,7 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 """Numbers of a tracer: they cannot be hashed, and comparing them may add a guard to what is traced."""
 
 DEVICES_WITHOUT_STORAGE = frozenset(("lazy", "xla", "vulkan"))
-"""Types of devices whose tensors have no storage: PyTorch reads a null pointer where it is asked for."""
+"""Types of devices whose tensors have no storage: PyTorch dereferences a null pointer on access."""
 
 
 def has_storage(tensor: torch.Tensor) -> bool:

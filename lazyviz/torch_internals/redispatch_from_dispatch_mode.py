@@ -196,7 +196,6 @@ def call_decomposed(
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     with _in_place(mode), _seeing_views():
         if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), composite):
-            return op._op_dk(
-                composite, *args, **kwargs
-            )  # the kernel of eager mode, not a Python decomposition
+            # The kernel of eager mode, not a Python decomposition.
+            return op._op_dk(composite, *args, **kwargs)
         return op.decompose(*args, **kwargs)

@@ -38,7 +38,7 @@ POLL_SECONDS = 0.05
 """How often a run that waits for workers checks for an interrupt."""
 
 PATIENCE = 1800.0
-"""Seconds after which a worker that has not answered counts as lost, unless its cluster has a
+"""Seconds after which a worker that has not responded counts as lost, unless its cluster has a
 ``patience``.
 """
 

@@ -87,9 +87,7 @@ class SplitRun:
         self.out_of_memory = 0  # how often a piece was halved
         self.complete = False
         self._level = self.next_piece = 0  # the pass, and its current piece
-        self._begun = (
-            self._over
-        ) = -1  # the last pass that has begun, and the last whose results were delivered
+        self._begun = self._over = -1  # the last pass that has begun, and the last one delivered
         self.piece = 0  # the piece of the last op, from 1; 0: a whole node
         self.draws = Draws(nodes)
         self._masks = Masks()
@@ -133,9 +131,7 @@ class SplitRun:
         """
         self._cluster, self.seen, self._timed = cluster, seen, timed
         if cluster is not None:
-            cluster.workers(
-                run_on_workers.on_cuda(self._programs)
-            )  # raises if there are none, before anything runs
+            cluster.workers(run_on_workers.on_cuda(self._programs))  # raises if there are none
         self._memory, self._progress, self.cancelled = memory, progress, cancelled
         self._done = 0
         with kernel_level(self.tape, self.nodes) as self.interrupted, ExitStack() as self._modes:
@@ -143,10 +139,7 @@ class SplitRun:
                 level = self._level
                 for node in self._whole[level]:
                     self._run_whole(node)
-                    if self._last.get(node) == (
-                        level,
-                        True,
-                    ):  # only views need it, so its memory can be freed
+                    if self._last.get(node) == (level, True):  # only views need it, so it can be freed
                         self._finish(node)
                 self._retire(level, before_pass=True)
                 if level < len(self.schedule.passes):
