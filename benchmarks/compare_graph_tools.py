@@ -48,12 +48,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lazyviz
 
 ROUNDS = 3
-LIMIT = 60  # seconds for one picture
+LIMIT = 60  # time limit for one picture, in seconds
 PHASES = ("forward", "backward", "optimizer")
 
 
 class NoPicture(RuntimeError):
-    """The tool made a graph, but no picture of it; the message says why."""
+    """The tool created a graph, but no picture of it; the message says why."""
 
 
 class TooLong(BaseException):
@@ -62,14 +62,14 @@ class TooLong(BaseException):
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Progress bars and advice of the tools stay out of the notebook."""
+    """Context that keeps progress bars and hints of the tools out of the notebook."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
 
 
 @contextlib.contextmanager
 def limit(seconds: int) -> Iterator[None]:
-    """Raise :class:`TooLong` once that time is over; ``dot`` under way is ended with it."""
+    """Raise :class:`TooLong` after that time, which also terminates a running ``dot``."""
     if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -91,7 +91,7 @@ def limit(seconds: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Case:
-    """A model, what it is called with, and the training step around it."""
+    """A model, its inputs, and the training step around it."""
 
     model: nn.Module
     inputs: tuple[Tensor, ...]
@@ -110,7 +110,7 @@ class Case:
 
 
 class Logits(nn.Module):
-    """A transformers model as a function of tensors: tools that trace want nothing else."""
+    """A transformers model as a function of tensors, as tracing tools require."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ MODELS: dict[str, tuple[str, Callable[[], Case]]] = {
 
 @dataclass(frozen=True)
 class Drawn:
-    """One picture: operations in it by phase, and the SVG where the tool makes one."""
+    """One picture: its operations by phase, and the SVG if the tool creates one."""
 
     operations: dict[str, int]
     svg: str = ""
@@ -175,19 +175,19 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Tool:
-    """``draw`` goes from the model to the picture; the rest are words for the table."""
+    """A tool: ``draw`` creates the picture of a model; the other fields are texts for the table."""
 
     name: str
     module: str
     package: str
     draw: Callable[[Case], Drawn]
     counts: str  # what it counts as an operation
-    picture: str  # what the seconds end with
+    picture: str  # the event that ends the measured time
     click: str
 
 
 def lay_out(source: str) -> str:
-    """The SVG that Graphviz's ``dot`` makes of ``source``."""
+    """The SVG that Graphviz's ``dot`` creates from ``source``."""
     program = shutil.which("dot")
     if program is None:
         raise NoPicture("Graphviz's dot is not installed")
@@ -204,7 +204,7 @@ def draw_lazyviz(case: Case) -> Drawn:
         loss.backward()
         optimizer.step()
     svg = graph.static_bundle()["text/html"]
-    widget = graph.widget()  # with its first picture as the page gets it
+    widget = graph.widget()  # with its first picture, as the page receives it
     counts = dict.fromkeys(PHASES, 0)
     for node in graph.nodes:
         counts[node.phase] = counts.get(node.phase, 0) + 1
@@ -311,7 +311,7 @@ TOOLS = (
         picture="graph as JSON; its page then lays it out",
         click="opens a layer; of an operator its arguments, module, inputs, and outputs with shape and dtype",
     ),
-    Tool(  # last: its wrappers of torch's functions stay in place, and every later tool meets them
+    Tool(  # last, because its wrappers of torch's functions stay in place and would affect later tools
         "TorchLens",
         "torchlens",
         "torchlens",
@@ -357,7 +357,7 @@ def yardstick(key: str) -> dict[str, int]:
 
 @dataclass
 class Row:
-    """One tool on one model; ``seconds`` is None where there is no picture, and ``why`` says so."""
+    """One tool on one model; ``seconds`` is None if there is no picture, and ``why`` is the reason."""
 
     tool: str
     version: str
@@ -370,7 +370,7 @@ class Row:
 
 
 def measure(tool: Tool, key: str) -> Row:
-    """Three rounds, or as many as it takes to see that there will be no picture."""
+    """Measure three rounds, or fewer if there is no picture."""
     name = MODELS[key][0]
     row = Row(tool.name, "", name)
     if importlib.util.find_spec(tool.module) is None:
@@ -404,13 +404,13 @@ def measure(tool: Tool, key: str) -> Row:
 
 
 def case(key: str) -> Case:
-    """A model of its own, seeded: some tools leave traces, as an array over a weight's memory."""
+    """A new seeded model for each tool: some leave side effects, such as an array on a weight's memory."""
     torch.manual_seed(0)
     return MODELS[key][1]()
 
 
 def table(rows: list[Row], counted: dict[str, dict[str, int]]) -> str:
-    """The rows as a Markdown table, a column for each model; ``counted`` are the yardsticks by model."""
+    """The rows as a Markdown table with a column per model; ``counted`` has the reference counts by model."""
     names = list(counted)
     lines = ["| | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
     lines.append("| eager PyTorch runs | " + " | ".join(_counts(counted[name]) for name in names) + " |")
@@ -432,16 +432,16 @@ def _counts(operations: dict[str, int]) -> str:
 
 
 def words() -> str:
-    """What each tool counts, what its seconds end with and what a click shows, as a Markdown table."""
+    """What each tool counts, when its time ends, and what a click shows, as a Markdown table."""
     lines = ["| | counted as an operation | the seconds end with | a click shows |", "|---|---|---|---|"]
     lines += [f"| **{tool.name}** | {tool.counts} | {tool.picture} | {tool.click} |" for tool in TOOLS]
     return "\n".join(lines)
 
 
 def side_by_side(rows: list[Row], most: int = 400_000) -> str:
-    """The pictures of one model as HTML, beside one another; each is an image, so that nothing in it runs.
+    """The pictures of one model as HTML, beside one another; each is an image, so that no script in it runs.
 
-    Of one with more than ``most`` characters only the size is told.
+    Of pictures with more than ``most`` characters, only the size is shown.
     """
     parts = []
     for row in rows:

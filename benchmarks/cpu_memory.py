@@ -38,7 +38,7 @@ MODES = ("AdamW", "SGD", "inference")
 
 
 def program(case: Case, mode: str) -> tuple[Callable[[Phase], Any], Any]:
-    """The code to measure, and the model and optimizer that it closes over."""
+    """The code to measure, and the model and optimizer that it uses."""
     torch.manual_seed(0)
     model = case.make()
     batch = case.batch()
@@ -73,7 +73,7 @@ def program(case: Case, mode: str) -> tuple[Callable[[Phase], Any], Any]:
 
 
 def measure(run: Callable[[Phase], Any]) -> tuple[int, dict[str, int], float]:
-    """Peak, and peak of each phase, in bytes beyond what was there before; and seconds."""
+    """The peak and the peak of each phase, in bytes in addition to the initial memory, and the seconds."""
     gc.collect()
     start = time.perf_counter()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -130,9 +130,9 @@ def project(run: Callable[[Phase], Any]) -> tuple[dict[str, Any], lazyviz.LazyGr
 
 
 def track(case: Case, mode: str, fake: bool = True) -> tuple[int | None, float, str]:
-    """Peak by PyTorch's own estimator and seconds; the error's text if it fails.
+    """The peak according to PyTorch's own estimator, and seconds; the text of the error if it fails.
 
-    Under fake tensors, as it is meant to be used; with real ones where it cannot take the model so.
+    It uses fake tensors, as intended, or real ones if the estimator does not support the model otherwise.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
@@ -141,7 +141,7 @@ def track(case: Case, mode: str, fake: bool = True) -> tuple[int | None, float, 
 
     def phase(name: str) -> contextlib.AbstractContextManager[Any]:
         if name.startswith("forward") and name != "forward 0":
-            tracker.reset_mod_stats()  # it asks for this between iterations
+            tracker.reset_mod_stats()  # the estimator requires this between iterations
         return contextlib.nullcontext()
 
     start = time.perf_counter()
@@ -207,7 +207,7 @@ def summary(rows: dict[str, Any]) -> dict[str, Any]:
         "worst_phase_error": max(phases),
         "outside_of_range": [
             name
-            for name, row in rows.items()  # a thousandth beyond: what the plan leaves out, tiny tensors
+            for name, row in rows.items()  # a tolerance of a thousandth for tiny tensors that the plan omits
             if not 0.999 * row["range"][0] <= row["measured"] <= 1.001 * row["range"][1]
         ],
         "plan_microseconds_a_node": 1e6

@@ -1,6 +1,6 @@
 """Compares projected with measured time on this CPU, over small and medium models.
 
-Calibrates before each model, because the clock rate changes, and keeps nothing of it. With one thread
+It calibrates before each model, because the clock rate changes, and stores no calibration. With one thread
 (``OMP_NUM_THREADS=1``), the time of other processes does not count::
 
     python benchmarks/cpu_time.py [--rounds N] [--only TEXT]
@@ -37,7 +37,7 @@ def _convolutions(channels: int, depth: int, pixels: int, batch: int) -> tuple[n
 
 
 class _Block(nn.Module):
-    """Attention by hand and a feed-forward network, each after a norm."""
+    """Explicit attention and a feed-forward network, each after a norm."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def _transformer(width: int, depth: int, length: int, batch: int) -> tuple[nn.Mo
 
 
 def models() -> Iterator[tuple[str, Callable[[], tuple[nn.Module, torch.Tensor]]]]:
-    """Fifteen models by name, each made when called."""
+    """Fifteen models by name, each created when called."""
     for width, depth, batch in ((64, 4, 32), (256, 4, 64), (512, 3, 256), (1024, 3, 128), (2048, 2, 64)):
         yield f"mlp {depth} x {width}, batch {batch}", lambda w=width, d=depth, b=batch: _mlp(w, d, b)  # type: ignore[misc]
     for channels, depth, pixels, batch in (
@@ -89,8 +89,8 @@ def models() -> Iterator[tuple[str, Callable[[], tuple[nn.Module, torch.Tensor]]
 def measured(model: nn.Module, x: torch.Tensor, training: bool, rounds: int) -> tuple[float, float, int, int]:
     """Projected seconds, the median of eager PyTorch's, pairs of modules that are in order, and all pairs.
 
-    Of the ten dearest modules, by the kernels alone: medians of runs by lazyviz; pairs that are alike do not
-    count.
+    Pairs are of the ten slowest modules, by kernel time (medians of runs by lazyviz), without pairs of
+    similar times.
     """
 
     def step() -> Any:
@@ -108,7 +108,7 @@ def measured(model: nn.Module, x: torch.Tensor, training: bool, rounds: int) -> 
         return graph
 
     step()
-    for _ in range(2):  # then nothing is between the kernels
+    for _ in range(2):  # so that there is nothing between the kernels
         recorded()
     graph = recorded()
     found = [[node.measured_seconds or 0.0] for node in graph.nodes]

@@ -61,7 +61,7 @@ CONFIGURATIONS = (
 
 
 class Library:
-    """The compiled allocator, with a program around it that plays traces."""
+    """The compiled allocator, with a driver program that replays traces."""
 
     def __init__(self, torch_directory: Path, cuda_headers: Path, work: Path) -> None:
         self.program = work / "player"
@@ -136,7 +136,7 @@ def named(trace: Trace, streams: list[int]) -> Iterator[tuple[tuple[int, int], i
 def run_library(
     library: Library, trace: Trace, streams: list[int], run: dict[str, Any], snapshot_at: int = -1
 ) -> dict[str, Any]:
-    """``run`` with what the library did; sums as differences, which pack well."""
+    """``run`` with the results of the library; sums are stored as differences, which compress well."""
     lines = library.play(trace, streams, run, snapshot_at)
     steps = [[int(word) for word in line.split()] for line in lines if line[0] not in "SLE"]
     retries, *peaks = (int(word) for word in lines[-1].split()[1:])
@@ -158,7 +158,7 @@ def differences(numbers: list[int]) -> list[int]:
 
 
 def read_snapshot(lines: list[str]) -> dict[str, Any]:
-    """The player's snapshot in the form of ``torch.cuda.memory_snapshot()``."""
+    """The driver's snapshot in the form of ``torch.cuda.memory_snapshot()``."""
     segments = []
     for words in (line.split() for line in lines if line.startswith("S ")):
         address, size, stream, large, expandable = (int(word) for word in words[1:6])
@@ -250,7 +250,7 @@ def training(
     optimizer: Callable[..., torch.optim.Optimizer],
     steps: int = 2,
 ) -> Trace:
-    """The eager timeline of a few training steps, recorded and not run."""
+    """The eager timeline of a few training steps, which are recorded but not run."""
     torch.manual_seed(0)
     model, compute_loss = make()
     step = optimizer(model.train().parameters())
@@ -272,7 +272,7 @@ def training(
 
 
 def random_trace(generator: random.Random, length: int, streams: int) -> tuple[Trace, list[int]]:
-    """Sizes of which some come again, freed young or at random, the cache emptied now and then."""
+    """Random allocations, some of repeated sizes, freed soon or at random; sometimes the cache is emptied."""
     largest = generator.choice([21, 23, 25, 27])
     emptied = generator.choice([0.0, 0.0, 0.01])
     usual = [
@@ -296,7 +296,7 @@ def random_trace(generator: random.Random, length: int, streams: int) -> tuple[T
 
 
 def runs_of(trace: Trace, streams: list[int], configurations: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Each configuration with memory enough, scarce (what is cached must be released) and too little."""
+    """Each configuration with enough, scarce (cached memory must be released), and too little memory."""
     result: list[dict[str, Any]] = []
     for config in configurations:
         needed = simulate_run(trace, streams, {"config": config, "capacity": 1024 * GIB, "total": 1024 * GIB})
@@ -339,7 +339,7 @@ def write(name: str, made_by: str, traces: list[dict[str, Any]]) -> None:
 
 
 def check(library: Library, count: int) -> int:
-    """How many of ``count`` random runs the simulator gets wrong."""
+    """The number of ``count`` random runs for which the simulator's results are wrong."""
     wrong = 0
     for seed in range(count):
         generator = random.Random(seed)

@@ -26,7 +26,7 @@ import lazyviz
 
 RESULTS = Path(__file__).parent / "results" / "largest_batch.json"
 CARDS = ("RTX-3060", "V100-16GB", "A100-40GB", "H100-80GB")
-RECORDED = 4  # samples of the first recording
+RECORDED = 4  # batch size of the first recording
 
 
 def perceptron() -> Any:
@@ -90,7 +90,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 
 def recorded(name: str, card: str, samples: int, *, named: bool = False, gpus: int = 1) -> Any:
-    """The plan of two training steps with Adam; ``named``: the block knows which tensors are the batch.
+    """The plan of two training steps with Adam; ``named``: the block names the batch tensors.
 
     On several ``gpus`` the model is in ``nn.DataParallel``.
     """
@@ -113,7 +113,7 @@ def recorded(name: str, card: str, samples: int, *, named: bool = False, gpus: i
 
 
 def tried(name: str, card: str, gpus: int = 1) -> dict[str, Any]:
-    """The largest batch by a plan, and whether fresh recordings of it and of one sample more fit."""
+    """The largest batch according to a plan, and whether new recordings with it and one more sample fit."""
     start = time.perf_counter()
     largest = int(recorded(name, card, RECORDED, named=True, gpus=gpus).max_batch_size or 0)
     found = time.perf_counter() - start

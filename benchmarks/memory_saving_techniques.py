@@ -32,7 +32,7 @@ CARD = "H100-80GB"
 
 
 def measured(name: str) -> int:
-    """Bytes that eager PyTorch allocates at most on the CPU."""
+    """The peak of bytes that eager PyTorch allocates on the CPU."""
     torch.manual_seed(0)
     gc.collect()
     return peak_of(lambda: PROGRAMS[name]("cpu"), "cpu")

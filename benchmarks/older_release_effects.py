@@ -1,7 +1,6 @@
-"""Memory that an older PyTorch release took and that ``lazyviz.lazy(torch_version=)`` does not know.
+"""Memory that older PyTorch releases used and that ``lazyviz.lazy(torch_version=)`` does not model.
 
-Published figures show it, but no source describes it.  Without it, the projection of such a run is off by
-that much.
+It is visible in published figures, but not documented.  Projections of such runs are too low without it.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Until 2.1 flash attention copied its operands to (batch, length, heads, size), its result's layout: where
-# the result is wanted in another one, as by nn.MultiheadAttention, that is one more tensor a layer.
+# Until 2.1, flash attention copied its operands to (batch, length, heads, size), the layout of its result. If
+# another layout is required, as in nn.MultiheadAttention, this is one more tensor per layer.
 ATTENTION_PACKS = (2, 2)
 
 
@@ -31,7 +30,7 @@ def _packing(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @contextmanager
 def of(release: tuple[int, int]) -> Iterator[None]:
-    """Attention as it was in that release."""
+    """Context in which attention uses memory as in that release."""
     if release >= ATTENTION_PACKS:
         yield
         return

@@ -40,14 +40,14 @@ KINDS = {
     "driver less context": "NVML less the context",
     "driver": "NVML",
 }
-# GPUs that lazyviz does not list: memory as the source or nvidia-smi says, and the compute capability.
+# GPUs that lazyviz does not list: memory according to the source or nvidia-smi, and compute capability.
 CARDS = {
     "RTX-2060": ("8 GiB", (7, 5)),
     "RTX-3080-Ti-16GB": ("16 GiB", (8, 6)),
     "RTX-4070-Ti-SUPER": ("16 GiB", (8, 9)),
     "TITAN-RTX": ("24217 MiB", (7, 5)),
 }
-# Before this release cuBLAS had its workspace from CUDA and not from the caching allocator (pytorch#83461).
+# Before this release, cuBLAS allocated its workspace with CUDA, not the caching allocator (pytorch#83461).
 CUBLAS_WORKSPACE = (1, 13)
 
 Row = dict[str, str]
@@ -63,7 +63,7 @@ def rows() -> list[Row]:
 
 
 def published(row: Row) -> tuple[float, float]:
-    """The published bytes, and half of the last digit's worth."""
+    """The published bytes, and half of the last digit's value."""
     unit = UNITS[row["unit"]]
     return float(row["published"]) * unit, float(row["step"]) * unit / 2
 
@@ -81,7 +81,7 @@ def device_of(name: str) -> Any:
 
 
 def simulated(plan: Any, release: tuple[int, int]) -> Any:
-    """The caching allocator's figures for the plan's run, as that PyTorch release would count them."""
+    """The caching allocator's figures for the plan's run, with the accounting of that PyTorch release."""
     from lazyviz.plan.allocator.simulate_events import simulate
 
     calls = plan._reservation.calls
@@ -136,7 +136,7 @@ def record(row: Row) -> Result:
 
 
 def record_all(ids: Iterable[str]) -> None:
-    """Records rows in this process, each from a clean state; prints a line of JSON for each."""
+    """Record rows in this process, each from a clean state, and print a line of JSON for each."""
     import transformers
 
     import lazyviz
@@ -146,14 +146,14 @@ def record_all(ids: Iterable[str]) -> None:
     for number in ids:
         try:
             result = record(known[number])
-        except Exception as error:  # a row that cannot be recorded is a row that says why
+        except Exception as error:  # the row then says why it cannot be recorded
             result = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
         lazyviz.reset()
         print(json.dumps({"id": number, **result}), flush=True)
 
 
 def measured(chosen: Sequence[Row], packages: Path | None) -> dict[str, Result]:
-    """Every row's result by its number; a process for each release of transformers."""
+    """The result of each row by its number, with one process per release of transformers."""
     results: dict[str, Result] = {}
     for version in sorted({row["transformers"] for row in chosen}):
         ids = [row["id"] for row in chosen if row["transformers"] == version]
@@ -177,7 +177,7 @@ def measured(chosen: Sequence[Row], packages: Path | None) -> dict[str, Result]:
 
 
 def judged(row: Row, result: Result) -> Result:
-    """Adds the error and whether the published value, as exact as it is, lies in the range."""
+    """Add the error, and whether the published value, within its precision, is in the range."""
     if "failed" in result:
         return result
     value, half = published(row)
@@ -242,7 +242,7 @@ def table(found: Sequence[tuple[Row, Result]]) -> list[str]:
 
 
 def page(data: dict[str, Any]) -> str:
-    """The page of the docs, of the results as they are saved."""
+    """The documentation page for the saved results."""
     known = rows()
     found = [(row, judged(row, data["runs"][row["id"]])) for row in known]
     lines = [HEAD.format(torch=f"PyTorch {data['torch'].partition('+')[0]}"), "## Summary", ""]

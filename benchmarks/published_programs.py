@@ -1,8 +1,8 @@
 """The programs of published memory figures, rewritten: each trains two steps like the original run.
 
 Each is called inside of ``lazyviz.lazy(device=...)``, where ``"cuda"`` is the planned GPU, with the
-arguments of its row in ``data/published_memory.csv``.  What the source says of the run is in the row; what
-is inferred is in the row's note.
+arguments of its row in ``data/published_memory.csv``.  The row has the facts from the source; its note says
+what is inferred.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CUDA = torch.device("cuda")
 
 
 def _of(kind: str, config: Any, dtype: torch.dtype, attention: str | None = None) -> Any:
-    """A model of transformers with made-up weights, made on the GPU in ``dtype``."""
+    """A transformers model with random weights, created on the GPU in ``dtype``."""
     torch.set_default_dtype(dtype)
     try:
         with CUDA:
@@ -36,7 +36,7 @@ def _tokens(batch: int, length: int, words: int) -> Tensor:
     return torch.randint(1, words - 1, (batch, length), device="cuda")
 
 
-# Whether nothing is masked, which transformers reads in every call of the models with attention masks.
+# Whether nothing is masked: transformers reads this in every call of models with attention masks.
 def _call(model: Any, **inputs: Any) -> Any:
     return model(**inputs)  # reads: nothing is masked
 
@@ -68,7 +68,7 @@ def attention_benchmark(
 ) -> None:
     """Forward and backward without an optimizer, the sum of the logits for a loss, no mask given."""
     kind = getattr(transformers, model)
-    # A warning of some versions that reads the tokens.
+    # A warning of some versions, which reads the tokens.
     kind.warn_if_padding_and_no_attention_mask = lambda *arguments, **options: None
     settings = kind.config_class(**config)
     network = _of(model, settings, torch.float16 if half else torch.float32, attention).train()
@@ -150,7 +150,7 @@ def vit_l_fabric(batch: int, precision: str, optimizer: str, accumulate: int = 1
 
 
 def vit_l_tutorial(batch: int, in_backward: bool) -> None:
-    """ViT-L/16 with 1000 classes, one Adam or one a parameter, stepped as gradients arrive."""
+    """ViT-L/16 with 1000 classes and one Adam, or one per parameter that steps when its gradient arrives."""
     with CUDA:
         model = VisionTransformer(1024, 24, 16, 4096, 16, 1000).train()
     image = torch.randn(batch, 3, 224, 224, device="cuda")
@@ -178,7 +178,7 @@ def vit_l_tutorial(batch: int, in_backward: bool) -> None:
 def gpt_from_scratch(
     batch: int, form: str, plain: bool, half: bool, fused: bool, words: int = 50257, length: int = 1024
 ) -> None:
-    """GPT-2 small with AdamW; after a step two batches are evaluated, as every few steps of the run."""
+    """GPT-2 small with AdamW; evaluates two batches after a step, as the run did every few steps."""
     with CUDA:
         model = Gpt(words, length, form, plain).train()
     if half:
@@ -218,7 +218,7 @@ def vit_h_low_bit(batch: int, optimizer: str) -> None:
 
 
 def segmentation(batch: int, head: str, depth: int, height: int, width: int) -> None:
-    """FCN or PSPNet with two losses; DistributedDataParallel's buckets are held, too."""
+    """FCN or PSPNet with two losses, and with DistributedDataParallel's buckets in memory."""
     depths = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}[depth]
     with CUDA:
         model = Segmentation(head, depths).train()

@@ -26,8 +26,8 @@ HERE = Path(__file__).parent
 DATA = HERE / "data" / "published_times.csv"
 RESULTS = HERE / "results" / "published_times.json"
 PAGE = HERE.parent / "docs" / "published_times.md"
-PLAIN_ATTENTION = "ViT, plain attention"  # timm's before PyTorch had SDPA
-CONVOLUTIONAL = "convolutional"  # timm's, by their names
+PLAIN_ATTENTION = "ViT, plain attention"  # timm's models from before PyTorch had SDPA
+CONVOLUTIONAL = "convolutional"  # timm's models by name
 IMAGES = ("ViT", CONVOLUTIONAL)
 PEERS = {"neusight": "NeuSight", "habitat": "Habitat", "roofline": "a data sheet's roofline"}
 Row = dict[str, str]
@@ -35,7 +35,7 @@ Result = dict[str, Any]
 
 
 def model_of(row: Row) -> Any:
-    """The row's model on the GPU that is being recorded for, made from its configuration."""
+    """The row's model on the planned GPU, created from its configuration."""
     import torch
     import transformers
 
@@ -72,14 +72,14 @@ def model_of(row: Row) -> Any:
 
 
 def outputs(out: Any) -> Any:
-    """What the source's training step calls backward on: the sum of the logits."""
+    """The value on which the source's training step calls backward: the sum of the logits."""
     if "logits" in out:
         return out.logits.sum()
     return out.prediction_logits.sum() + out.seq_relationship_logits.sum()
 
 
 def inputs_of(row: Row) -> dict[str, Any]:
-    """Token numbers, or images whose side is the row's length."""
+    """Token ids, or images whose side is the row's length."""
     import torch
 
     batch, length = int(row["batch"]), int(row["seq"])
@@ -176,7 +176,7 @@ def errors(results: Sequence[Result], known: str, of: str = "projected") -> list
 
 
 def within(results: Sequence[Result]) -> str:
-    """How many of the rows lie in their range."""
+    """The number of rows that are within their range."""
     rows = [each for each in results if each["projected"] is not None]
     inside = sum(each["range"][0] <= each["published"] <= each["range"][1] for each in rows)
     return f"{inside} of {len(rows)} published times are in the stated ranges."

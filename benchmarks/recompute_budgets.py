@@ -4,11 +4,11 @@
 
 Each model's step (forward, backward, AdamW) is recorded and evaluated without a budget and under
 budgets between its peak and the lowest one within reach.  Per budget: the projected and the measured
-peak, the ops that ran again and their estimated share of the work, the seconds of the evaluation over
-those without a budget (medians of interleaved rounds, since a shared machine drifts), the seconds
-that choosing took, and whether gradients are those without, bit by bit.  For comparison the same
-model with ``torch.utils.checkpoint`` around each layer, where transformers has it
-(``gradient_checkpointing_enable``): its seconds over plain eager's, and its projected eager peak.
+peak, the ops that ran again and their estimated share of the work, the time of the evaluation relative to
+one without a budget (medians of interleaved rounds, because a shared machine drifts), the seconds of the
+selection, and whether gradients are bit-equal.  For comparison, the same model with
+``torch.utils.checkpoint`` around each layer, if transformers supports it
+(``gradient_checkpointing_enable``): its time relative to plain eager, and its projected eager peak.
 
 Prints a table and writes ``benchmarks/results/recompute_budgets.json``.
 """
@@ -32,7 +32,7 @@ from torch.nn import functional as F
 import lazyviz
 
 RESULT = Path(__file__).resolve().parent / "results" / "recompute_budgets.json"
-SHARES = (0.75, 0.5, 0.25, 0.0)  # of the way from the least to the whole
+SHARES = (0.75, 0.5, 0.25, 0.0)  # fractions of the way from the minimum to the full need
 
 Step = Callable[[], torch.Tensor]
 
@@ -142,7 +142,7 @@ def measure(name: str, make: Callable[[int], Any], layers: int, rounds: int) -> 
 
 
 def checkpointed(model: Any, step: Step, rounds: int) -> dict[str, Any]:
-    """The model with its own checkpointing: a call of every layer is recomputed."""
+    """The model with its own checkpointing, which recomputes the call of every layer."""
     ratios = []
     for _ in range(rounds):
         model.gradient_checkpointing_disable()

@@ -40,11 +40,10 @@ VERSIONS = ("torch", "transformers", "torchview", "torchlens", "mlx", "numpy")
 
 @dataclass(frozen=True)
 class Part:
-    """A module of ``speed``: its title, and the seconds that it may take, in full or quick.
+    """A module of ``speed``: its title, and its time limits in seconds for full and quick runs.
 
-    Of a name with "-" the module (see ``MODULES``) is what stands before it, after it the case to measure.
-    ``threads`` are PyTorch's, if nobody says otherwise: one where operators are too small for more, 0 as it
-    takes by itself.
+    A name with "-" consists of the module (see ``MODULES``) and the case to measure. ``threads`` is the
+    default number of PyTorch's threads: 1 if operators are too small for more, 0 for PyTorch's own default.
     """
 
     title: str
@@ -71,7 +70,7 @@ PARTS: Mapping[str, Part] = {
     "linear": Part("cost from 1,000 to 1,000,000 operators", 240, 40, threads=1),
     "cuda_graphs": Part("CUDA Graph replay", 120, 60),
 }
-# The modules that say more than the name of their part, which is a key of the results.
+# Modules whose names differ from those of their parts, which are keys of the results.
 MODULES = {
     "cells": "notebook_cells",
     "chain": "recording_overhead_per_op",
@@ -89,7 +88,7 @@ MODULES = {
 
 
 def measure_here(name: str, into: Path, settings: Settings) -> int:
-    """Measure a part in this process; a line of JSON in ``into`` for each figure as it is found."""
+    """Measure a part in this process, and write a line of JSON to ``into`` for each figure at once."""
     from speed.measured_programs import prepare
 
     prepare(settings.device, settings.threads or PARTS[name].threads)
@@ -105,7 +104,7 @@ def measure_here(name: str, into: Path, settings: Settings) -> int:
 
 
 def process() -> dict[str, Any]:
-    """What is known only where lazyviz and PyTorch are imported."""
+    """Facts that are known only in a process that imports lazyviz and PyTorch."""
     import torch
 
     import lazyviz
@@ -119,7 +118,7 @@ def process() -> dict[str, Any]:
 
 
 def measure(name: str, settings: Settings, limit: float) -> dict[str, Any]:
-    """Measure a part in a process of its own; its figures, seconds, and why it ended early, if it did."""
+    """Measure a part in a separate process; returns figures, seconds, and the reason for an early end."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         into, log = Path(folder) / "figures", Path(folder) / "errors"
@@ -151,7 +150,7 @@ def measure(name: str, settings: Settings, limit: float) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """The machine on which the figures were measured."""
     versions = {"python": platform.python_version()}
     for name in VERSIONS:
         try:
@@ -177,7 +176,7 @@ def cpu_name() -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The parts measured before, in their order; none where there is no file."""
+    """The parts measured earlier, in order; none if there is no file."""
     if not path.exists():
         return {}
     return json.loads(path.read_text(encoding="utf-8"))["parts"]
@@ -190,7 +189,7 @@ def write(path: Path, parts: Mapping[str, Any]) -> None:
 
 
 def where(options: argparse.Namespace) -> Path:
-    """The file that results go to."""
+    """The file for the results."""
     if options.json:
         return options.json
     if options.quick or options.device != "cpu":
@@ -201,7 +200,7 @@ def where(options: argparse.Namespace) -> Path:
 
 
 def main(args: list[str]) -> int:
-    """Measure, print, write; the exit status is 1 if a part failed, whatever its figures are."""
+    """Measure, print, write; the exit status is 1 if a part failed to run, regardless of criteria."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -245,7 +244,7 @@ def main(args: list[str]) -> int:
 
 
 def draw(path: Path) -> None:
-    """The plot beside the JSON, where matplotlib is installed."""
+    """Save the plot next to the JSON, if matplotlib is installed."""
     try:
         from speed.plot_figures import save
     except ImportError as error:

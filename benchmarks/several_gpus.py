@@ -44,10 +44,10 @@ def _allocated(name: str, ranks: int) -> int:
 
 
 def _patiently() -> None:
-    """Have every collective be over before the program goes on.
+    """Make the program wait until every collective has ended.
 
-    The profiler sees what the program's own threads free.  A thread of gloo's that has just ended a
-    collective may be the last to hold its tensors, and what it frees would count as held for ever.
+    The profiler only sees memory freed by the program's own threads.  A gloo thread that has just ended a
+    collective may own the last reference to its tensors, and memory that it frees would count as held.
     """
 
     def slowed(function: Any, before: bool) -> Any:
@@ -88,10 +88,10 @@ def _rank(rank: int, name: str, ranks: int, runs: int, folder: str) -> None:
 
 
 def measured(name: str, ranks: int, runs: int = 3) -> list[int]:
-    """Bytes that each rank allocates at most.
+    """The peak of allocated bytes of each rank.
 
-    The least of some runs: what a thread of gloo's frees may still count as held.  Ranks are forked, with all
-    that this process has imported, so nothing may have been computed in it.
+    It is the minimum of several runs, because memory freed by gloo threads may still count as held.  Ranks
+    are forked with the modules of this process, which must not have computed anything.
     """
     with tempfile.TemporaryDirectory() as folder:
         arguments = (name, ranks, runs, folder)
@@ -111,7 +111,7 @@ def planned(name: str, ranks: int, rank: int) -> Any:
 
 
 def compared(name: str, ranks: int, peaks: list[int]) -> list[dict[str, Any]]:
-    """A row for each rank, of its measured peak and its plan."""
+    """A row for each rank, with its measured peak and its plan."""
     rows = []
     for rank, peak in enumerate(peaks):
         plan = planned(name, ranks, rank)

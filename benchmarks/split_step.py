@@ -112,9 +112,9 @@ def measured(make: Callable[[], Made], pieces: int, rounds: int) -> dict[str, An
 
 
 def _of_the_batch(graph: Any, split: Any) -> int:
-    """Bytes at the measured peak that depend on the batch: all but weights, their gradients and the inputs.
+    """Bytes at the measured peak that depend on the batch: all but weights, their gradients, and the inputs.
 
-    The categories are the plan's, whose peak has to be the measured one.
+    The categories come from the plan, whose peak must equal the measured one.
     """
     plan = graph.plan(split=split)
     peak = graph.evaluate(split=split).peak_bytes

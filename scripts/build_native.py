@@ -1,11 +1,11 @@
 """Compiles the optional native modules that speed up recording and replay.
 
 python scripts/build_native.py     # needs setuptools, Cython, a C and C++ compiler, and PyTorch
-python scripts/build_native.py --check    # makes nothing; g++'s warnings of our C++ are errors
+python scripts/build_native.py --check    # builds nothing; g++'s warnings about our C++ are errors
 python scripts/build_native.py --sanitize    # for scripts/run_sanitizers.py: with AddressSanitizer and UBSan
 
-All the work is in ``lazyviz/torch_internals/native_build.py``, which an installed lazyviz has, too
-(``lazyviz compile``); it is loaded by its path, since importing the package imports PyTorch.
+The implementation is in ``lazyviz/torch_internals/native_build.py``, which is also part of an installed
+lazyviz (``lazyviz compile``); it is loaded by path, because importing the package imports PyTorch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _native_build() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up there
+    sys.modules[spec.name] = module  # dataclasses look up their module there
     spec.loader.exec_module(module)
     return module
 
@@ -37,7 +37,7 @@ build_all = native_build.build_all
 
 
 def main(args: list[str]) -> int | str | None:
-    """Compile, or look for warnings; returns the exit status, or why it failed."""
+    """Compile, or check for warnings; returns the exit status, or the reason for a failure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--check", action="store_true", help="make nothing; warnings of our C++ are errors")

@@ -26,7 +26,7 @@ NOTEBOOK = ROOT / "notebooks" / "quickstart.ipynb"
 TIMEOUT_S = 600
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
-# The tags by which the notebook marks what is worth printing here.
+# Tags of the notebook cells whose outputs are printed here.
 SHOWN = {
     "lazyviz-plan": "the plan, before anything ran",
     "lazyviz-report": "the report, after evaluating",
@@ -36,17 +36,17 @@ SHOWN = {
 
 
 def text_of(cell: Any) -> str:
-    """What ``cell`` printed."""
+    """The text that ``cell`` printed."""
     return "".join(output.text for output in cell.outputs if output.output_type == "stream")
 
 
 def heading(cell: Any) -> str:
-    """The heading that a markdown cell begins with, without its marks and its number."""
+    """The heading at the start of a Markdown cell, without its marks and number."""
     return cell.source.splitlines()[0].lstrip("# 0123456789.")
 
 
 def execute(notebook: Any) -> None:
-    """Run every cell, in place, with one line of progress a section."""
+    """Run every cell, in place, with one line of progress per section."""
 
     def on_cell_start(cell: Any, cell_index: int) -> None:
         if cell.cell_type == "markdown" and cell.source.startswith("#"):
@@ -57,9 +57,9 @@ def execute(notebook: Any) -> None:
         timeout=TIMEOUT_S,
         kernel_name="python3",
         resources={"metadata": {"path": str(NOTEBOOK.parent)}},
-        # Widget state would make the file large and other viewers choke; the static pictures stay.
+        # Widget state would make the file large and break other viewers; static pictures are kept.
         store_widget_state=False,
-        coalesce_streams=True,  # a progress bar rewrites its line, as on a terminal
+        coalesce_streams=True,  # a progress bar overwrites its line, as in a terminal
         extra_arguments=["--IPKernelApp.log_level=ERROR"],
         on_cell_start=on_cell_start,
     )
@@ -67,7 +67,7 @@ def execute(notebook: Any) -> None:
 
 
 def save(notebook: Any) -> tuple[Path, Path]:
-    """Write the executed notebook and the page made from it; returns both paths."""
+    """Write the executed notebook and its HTML page; returns both paths."""
     OUT.mkdir(exist_ok=True)
     executed, page = OUT / "quickstart.ipynb", OUT / "quickstart.html"
     nbformat.write(notebook, executed)

@@ -1,4 +1,4 @@
-"""Runs commands as named steps: one short line each, a log file, and its end on failure.
+"""Runs commands as named steps: prints a short line for each, and the end of its log file on failure.
 
 Standard library only: used before anything is installed.
 """
@@ -17,21 +17,21 @@ ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "out"
 LOGS = OUT / "logs"
 
-HEARTBEAT_S = 30.0  # a silent step says that it is alive this often
-TAIL_LINES = 40  # how much of a failed step's log is shown
+HEARTBEAT_S = 30.0  # seconds between progress messages of a step without output
+TAIL_LINES = 40  # lines of a failed step's log that are shown
 
 
 class StepFailed(RuntimeError):
-    """A step ended with an error; the message is complete, so print it and stop."""
+    """A step failed; callers print the message, which is complete, and stop."""
 
 
 def say(text: str) -> None:
-    """Print a line at once, also into a pipe."""
+    """Print a line without buffering, even to a pipe."""
     print(text, flush=True)
 
 
 def relative(path: Path) -> str:
-    """``path`` as seen from the repository root."""
+    """``path`` relative to the repository root."""
     try:
         return str(path.relative_to(ROOT))
     except ValueError:
@@ -54,9 +54,9 @@ def run(
 ) -> float:
     """Run ``command`` as the step ``title`` and return its wall time in seconds.
 
-    Its output goes to a log file.  ``among`` is the lock of steps that run at the same time: how the log
-    of one of them ends is said in one piece.  Raises :class:`StepFailed` when it cannot start or exits
-    with an error, after showing the end of the log (unless ``quiet_failure``: the caller has another way).
+    Its output goes to a log file.  ``among`` is a lock for concurrent steps, so that the end of a log is
+    printed in one piece.  Raises :class:`StepFailed` if the command cannot start or exits with an error,
+    after printing the end of the log (unless ``quiet_failure``: the caller has an alternative).
     """
     log = _log_path(title)
     say(f"-- {title}")

@@ -23,7 +23,7 @@ KEPT = {CHECKED, "lazyviz-measured"}
 
 
 def keep_only_checked(notebook: Any) -> None:
-    """Drop, in place, what differs between two runs."""
+    """Remove outputs that differ between runs, in place."""
     notebook.metadata.pop("widgets", None)
     language = notebook.metadata.get("language_info", {})
     notebook.metadata["language_info"] = {"name": language.get("name", "python")}
@@ -32,7 +32,7 @@ def keep_only_checked(notebook: Any) -> None:
             continue
         checked = not KEPT.isdisjoint(cell.metadata.get("tags", []))
         cell.metadata.pop("execution", None)
-        cell.execution_count = 1 if checked else None  # nbval compares only cells that were run
+        cell.execution_count = 1 if checked else None  # nbval compares only executed cells
         cell.outputs = cell.outputs if checked else []
         for output in cell.outputs:
             if "execution_count" in output:

@@ -19,7 +19,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-if sys.version_info < (3, 10):  # noqa: UP036  (this file is what an older Python meets first)
+if sys.version_info < (3, 10):  # noqa: UP036  (an older Python runs this file first)
     sys.exit(f"lazyviz needs Python 3.10 or newer, not {platform.python_version()}: make PYTHON=python3.12")
 
 import build_js_with_node as js_build
@@ -34,10 +34,10 @@ EXTRAS = {
     "test-all": "dev,libraries,native",
     "bench": "bench,native",
 }
-# What installs everything that a target needs, too.
+# For each target, others whose environment includes everything that it needs.
 INCLUDED_IN = {"demo": ("test", "test-all"), "test": ("test-all",)}
 TORCH = "2.13.0"
-# PyTorch's documented index of CPU builds, asked only when pip's own sources have none.
+# PyTorch's documented index of CPU builds, used only if pip's configured sources have none.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 NO_VENV = """\
@@ -52,7 +52,7 @@ The browser test needs Chromium, which is not installed, and this user cannot in
 
 
 def has_nvidia_gpu() -> bool:
-    """Whether an NVIDIA driver answers on this machine."""
+    """Whether this machine has a working NVIDIA driver."""
     if Path("/proc/driver/nvidia/version").exists():
         return True
     program = shutil.which("nvidia-smi")
@@ -60,7 +60,7 @@ def has_nvidia_gpu() -> bool:
 
 
 def digest(*parts: str | Path) -> str:
-    """A hash of some texts and files, and of the Python in use."""
+    """A hash of texts, file contents, and the version of the running Python."""
     total = hashlib.sha256(sys.version.encode())
     for part in parts:
         total.update(part.read_bytes() if isinstance(part, Path) else part.encode())
@@ -69,20 +69,20 @@ def digest(*parts: str | Path) -> str:
 
 
 def is_stamped(name: str, value: str) -> bool:
-    """Whether step ``name`` last succeeded with the inputs ``value`` stands for."""
+    """Whether step ``name`` last succeeded with the inputs whose digest is ``value``."""
     stamp = VENV / f".stamp-{name}"
     return stamp.exists() and stamp.read_text() == value
 
 
 def put_stamp(name: str, value: str) -> None:
-    """Note that step ``name`` succeeded."""
+    """Record that step ``name`` succeeded."""
     (VENV / f".stamp-{name}").write_text(value)
 
 
 def pip(title: str, *args: str | Path, quiet_failure: bool = False) -> None:
-    """``pip install ARGS`` in the virtual environment, as a step.
+    """Run ``pip install ARGS`` in the virtual environment, as a step.
 
-    Python compiles a module when it is first imported; of the thousands that are installed few ever are.
+    Modules are not compiled to bytecode, because only a few of thousands are ever imported.
     """
     options = ("--disable-pip-version-check", "--no-input", "--no-compile")
     command = [PYTHON, "-m", "pip", "install", *options, *args]
@@ -90,10 +90,10 @@ def pip(title: str, *args: str | Path, quiet_failure: bool = False) -> None:
 
 
 def make_venv() -> None:
-    """``.venv``, by the first way that works.
+    """Create ``.venv`` with the first method that works.
 
-    Debian splits ``ensurepip`` off into python3-venv; without it an empty environment can
-    still be made, and the pip outside can install a pip into it.
+    On Debian, ``ensurepip`` is in the package python3-venv. Without it, an empty environment can still be
+    created, and the pip outside of it can install pip into it.
     """
     python = sys.executable
     ways: list[tuple[str, list[list[str | Path]]]] = [
@@ -140,7 +140,7 @@ virtualenv.cli_run(["--clear", sys.argv[2]])
 
 
 def install_torch() -> list[str | Path]:
-    """PyTorch's CPU build where there is no NVIDIA GPU; returns pip's constraint arguments."""
+    """Install PyTorch, the CPU build if there is no NVIDIA GPU; returns pip's constraint arguments."""
     constraints: list[str | Path] = ["-c", ROOT / "constraints.txt"]
     if has_nvidia_gpu():
         return constraints  # pip's default build is the CUDA build
@@ -148,14 +148,14 @@ def install_torch() -> list[str | Path]:
     constraints += ["-c", cpu]
     if is_stamped("torch", digest(cpu)):
         return constraints
-    if sys.platform != "linux":  # elsewhere the default build is the CPU build
+    if sys.platform != "linux":  # on other systems, the default build is the CPU build
         pip(f"PyTorch {TORCH}", f"torch=={TORCH}", "-c", cpu)
     else:
         local = f"torch=={TORCH}+cpu"
         try:
             pip(f"PyTorch {TORCH} for the CPU", local, "-c", cpu, quiet_failure=True)
         except StepFailed:
-            # The usual case: PyPI has no +cpu builds. Its own index does.
+            # The usual case: PyPI has no +cpu builds, but PyTorch's index has.
             where = ("--extra-index-url", TORCH_CPU_INDEX)
             pip(f"PyTorch {TORCH} for the CPU, from PyTorch's index", local, "-c", cpu, *where)
     put_stamp("torch", digest(cpu))
@@ -163,7 +163,7 @@ def install_torch() -> list[str | Path]:
 
 
 def build_widget() -> None:
-    """The JavaScript bundle, with Node from PyPI where the machine has none."""
+    """Build the JavaScript bundle, with Node.js from PyPI if the machine has none."""
     if js_build.find_node() is None and not is_stamped("node", js_build.NODE_PACKAGE):
         pip("Node.js, as a Python package", js_build.NODE_PACKAGE)
         put_stamp("node", js_build.NODE_PACKAGE)
@@ -172,7 +172,7 @@ def build_widget() -> None:
 
 
 def install_lazyviz(target: str, constraints: list[str | Path]) -> None:
-    """lazyviz, editable, with the extra that ``target`` needs."""
+    """Install lazyviz in editable mode, with the extra that ``target`` needs."""
     files = ("pyproject.toml", "constraints.txt", "constraints-cpu.txt", "hatch_build.py")
     value = digest(*(ROOT / name for name in files))
     done = [name for name in EXTRAS if is_stamped(name, value)]
@@ -183,7 +183,7 @@ def install_lazyviz(target: str, constraints: list[str | Path]) -> None:
 
 
 def compile_modules(among: threading.Lock) -> None:
-    """The native modules; where there is no compiler, lazyviz goes on without, more slowly."""
+    """Build the native modules; without a compiler, lazyviz works without them, but is slower."""
     command: list[str | Path] = [PYTHON, "scripts/build_native.py"]
     try:
         run("native modules, compiled for this PyTorch (minutes)", command, env=compiler_cache(), among=among)
@@ -194,7 +194,7 @@ def compile_modules(among: threading.Lock) -> None:
 
 
 def compiler_cache() -> dict[str, str]:
-    """The variables by which ccache, where it is installed, reuses what another clone has compiled."""
+    """Environment variables that let ccache, if it is installed, reuse objects compiled in other clones."""
     compilers = {name: sysconfig.get_config_var(name) for name in ("CC", "CXX")}
     if shutil.which("ccache") is None or None in compilers.values() or compilers.keys() & os.environ.keys():
         return {}
@@ -203,12 +203,12 @@ def compiler_cache() -> dict[str, str]:
 
 
 def native_value() -> str:
-    """What the native modules are made of."""
+    """The digest of the inputs of the native modules."""
     return digest(ROOT / "constraints-cpu.txt", *(ROOT / name for name in build_native.SOURCES))
 
 
 def install_and_compile(target: str, constraints: list[str | Path]) -> None:
-    """lazyviz with its extra, while the compiler makes the native modules: pip waits for the network."""
+    """Install lazyviz with its extra, and compile the native modules while pip waits for the network."""
     if os.environ.get("LAZYVIZ_PURE_PYTHON") or is_stamped("native", native_value()):
         install_lazyviz(target, constraints)
         return
@@ -220,7 +220,7 @@ def install_and_compile(target: str, constraints: list[str | Path]) -> None:
 
 
 def find_chromium() -> str | None:
-    """The Chromium to test with: ``$CHROMIUM``, or one on PATH."""
+    """The Chromium for browser tests: ``$CHROMIUM``, or one on PATH."""
     named = os.environ.get("CHROMIUM")
     if named:
         return named
@@ -229,7 +229,7 @@ def find_chromium() -> str | None:
 
 
 def install_chromium() -> None:
-    """Chromium through apt, where it is missing and that is possible."""
+    """Install Chromium with apt, if it is missing and apt is available."""
     if find_chromium():
         return
     as_root: list[str] | None = None
@@ -249,10 +249,10 @@ def install_chromium() -> None:
 
 
 def main(target: str) -> int:
-    """Make everything ready for ``target``; returns the exit status."""
+    """Prepare everything for ``target``; returns the exit status."""
     try:
         ours = (VENV / ".stamp-venv").exists()
-        # Somebody's own .venv is used as it is; one of ours, made by another Python, is made again.
+        # A .venv of the user is not changed; one created by this script with another Python is recreated.
         if not PYTHON.exists() or (ours and not is_stamped("venv", digest())):
             make_venv()
         put_stamp("venv", digest())

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
-# For the process that runs the tests: where to write, seconds for a test, whether in blocks.
+# Environment of the process that runs the tests: output file, seconds per test, whether in lazy blocks.
 INTO, LIMIT, LAZY = "PYTORCH_TESTS_INTO", "PYTORCH_TESTS_LIMIT", "PYTORCH_TESTS_LAZY"
-LONGEST = 3600.0  # seconds for a file, each time
+LONGEST = 3600.0  # seconds for each run of a file
 
-Outcomes = dict[str, tuple[str, float, str]]  # by test: its outcome, its seconds, and the end of its error
+Outcomes = dict[str, tuple[str, float, str]]  # by test: outcome, seconds, and the end of the error
 
 
 # --- in the process that runs the tests ------------------------------------------------
@@ -36,7 +36,7 @@ def _too_long(*_: Any) -> NoReturn:
 
 
 def _body(self: unittest.TestCase, method: Callable[[], None]) -> None:
-    """What ``unittest`` calls between ``setUp`` and ``tearDown``."""
+    """Replacement for the method that ``unittest`` calls between ``setUp`` and ``tearDown``."""
     signal.signal(signal.SIGALRM, _too_long)
     signal.alarm(int(os.environ[LIMIT]))
     try:
@@ -52,7 +52,7 @@ def _body(self: unittest.TestCase, method: Callable[[], None]) -> None:
 
 
 def pytest_configure(config: Any) -> None:
-    """Called by pytest, whose plugin this module is."""
+    """Called by pytest, which loads this module as a plugin."""
     unittest.TestCase._callTestMethod = _body  # type: ignore[attr-defined]
 
 
@@ -69,7 +69,7 @@ def pytest_runtest_logreport(report: Any) -> None:
 
 
 def outcomes(folder: Path, name: str, *, lazily: bool, limit: int) -> Outcomes:
-    """How the tests of a file end; those after the end of the process are missing."""
+    """The outcomes of the tests of a file; tests after a crash of the process are missing."""
     with tempfile.TemporaryDirectory() as there:
         into = Path(there) / "outcomes"
         into.touch()
@@ -90,7 +90,7 @@ def outcomes(folder: Path, name: str, *, lazily: bool, limit: int) -> Outcomes:
 
 
 def compare(folder: Path, name: str, limit: int) -> dict[str, Any]:
-    """What differs of the tests that pass in eager mode, in a block."""
+    """The tests that pass in eager mode and have another outcome in a block."""
     eager = outcomes(folder, name, lazily=False, limit=limit)
     lazy = outcomes(folder, name, lazily=True, limit=limit)
     passed = [test for test, (outcome, *_) in eager.items() if outcome == "passed"]

@@ -1,10 +1,10 @@
 """Draws the README's picture with lazyviz: the first lazy step of the quickstart.
 
 make picture        # or: .venv/bin/python scripts/readme_picture.py
-.venv/bin/python scripts/readme_picture.py --check      # whether it is as it would be drawn now
+.venv/bin/python scripts/readme_picture.py --check      # checks that it is up to date
 
-It is a figure, without verdict and device.  Bytes in it are of this processor's kernels, so that the check
-compares all but the numbers: what is drawn, in which order, and its words.
+It is a figure without verdict and device.  Byte counts depend on this processor's kernels, so the check
+compares everything but the numbers: shapes, their order, and text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LIMIT_BYTES = 300_000
 
 
 def first_graph() -> Any:
-    """Run the notebook's cells until its first graph is there, and return it, not evaluated."""
+    """Run the notebook's cells until its first graph exists, and return it without evaluating it."""
     shell = InteractiveShell.instance()
     for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
         if cell.cell_type != "code":
@@ -44,13 +44,13 @@ def first_graph() -> Any:
 
 
 def without_numbers(picture: Path) -> str:
-    """The text of an SVG file with its numbers and their units left out."""
+    """The content of an SVG file without numbers and their units."""
     return re.sub(r"[\d.]+( [KM]iB| B)?", "#", picture.read_text(encoding="utf-8"))
 
 
 def main(arguments: list[str]) -> int:
     """Write the picture, or compare it; returns the exit status."""
-    torch.set_num_threads(1)  # kernels' scratch memory is by thread
+    torch.set_num_threads(1)  # kernels' scratch memory depends on the number of threads
     graph = first_graph()
     if arguments == ["--check"]:
         with tempfile.TemporaryDirectory() as folder:

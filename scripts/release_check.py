@@ -59,7 +59,7 @@ print(lazyviz.__version__, torch.__version__, sum(compiled.values()), "native mo
 """
 
 
-# PATH has no compiler here; one sentence has to say so, and lazyviz goes on without.
+# PATH has no compiler here; lazyviz must say so in one sentence, and work without it.
 WITHOUT_COMPILER = """\
 import subprocess, sys
 done = subprocess.run([sys.executable, "-m", "lazyviz", "compile"], capture_output=True, text=True)
@@ -73,7 +73,7 @@ TEST_NEEDS = ("pytest>=8.2", "expecttest>=0.3", "hypothesis>=6.100", "setuptools
 class Tried:
     """One distribution in one environment; times in seconds, sizes in megabytes.
 
-    ``install_seconds`` and ``installed_mb`` are of lazyviz and what it needs beside PyTorch.
+    ``install_seconds`` and ``installed_mb`` are for lazyviz and its dependencies without PyTorch.
     """
 
     distribution: str
@@ -109,13 +109,13 @@ class Environment:
 
     @property
     def work(self) -> Path:
-        """A folder outside of the checkout's packages to run things in."""
+        """A working directory outside of the checkout's packages."""
         folder = self.place / "work"
         folder.mkdir(exist_ok=True)
         return folder
 
     def run(self, title: str, *words: str | Path, env: dict[str, str] | None = None) -> float:
-        """``python WORDS``; nothing of the checkout or of another environment is to be found."""
+        """Run ``python WORDS`` isolated from the checkout and from other environments."""
         alone = dict.fromkeys(("PYTHONPATH", "VIRTUAL_ENV", "LAZYVIZ_PURE_PYTHON"), "")
         return run(
             f"{self.name}: {title}", [self.python, *words], env={**alone, **(env or {})}, cwd=self.work
@@ -136,19 +136,20 @@ QUIETLY = ("--quiet", "--disable-pip-version-check", "--no-input")
 
 
 def megabytes(folder: Path) -> float:
-    """What the files of a folder take."""
+    """The total size of the files in a folder, in megabytes."""
     files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return sum(path.stat().st_size for path in files) / 1e6
 
 
 def build() -> list[Path]:
-    """The distributions of this checkout, made anew."""
+    """Rebuild the distributions of this checkout."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     for old in FOLDER.glob("lazyviz-*"):
         old.unlink()
     for target in ("sdist", "wheel"):
         run(f"build the {target}", [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", FOLDER])
-    made = sorted(FOLDER.glob("lazyviz-*"), reverse=True)  # the wheel last: what is compiled stays
+    # The wheel is last, so that its compiled modules remain.
+    made = sorted(FOLDER.glob("lazyviz-*"), reverse=True)
     for path in made:
         say(f"   {path.name}: {path.stat().st_size / 1e6:.2f} MB")
     if not any(path.name.endswith("-py3-none-any.whl") for path in made):
@@ -157,7 +158,7 @@ def build() -> list[Path]:
 
 
 def interpreter(version: str) -> str:
-    """The interpreter of a version of Python, this one's own for its own."""
+    """The interpreter of a Python version; the running one for its own version."""
     if version == ".".join(map(str, sys.version_info[:2])):
         return sys.executable
     found = shutil.which(f"python{version}")
@@ -167,7 +168,7 @@ def interpreter(version: str) -> str:
 
 
 def attempt(where: Environment, distribution: Path, compile_too: bool) -> list[Tried]:
-    """Install one distribution into an environment and try it."""
+    """Install one distribution in an environment and test it."""
     before = megabytes(where.place)
     installed = where.pip(f"install {distribution.name}", distribution, "-c", ROOT / "constraints.txt")
     size = megabytes(where.place) - before
@@ -201,7 +202,7 @@ def attempt(where: Environment, distribution: Path, compile_too: bool) -> list[T
 
 
 def run_tests(where: Environment, tests: Sequence[str]) -> None:
-    """Tests of the checkout on the lazyviz that is installed there."""
+    """Run tests of the checkout on the lazyviz installed in the environment."""
     where.pip("what tests take", *TEST_NEEDS, "-c", ROOT / "constraints.txt")
     copy = where.work / "tests"
     shutil.rmtree(copy, ignore_errors=True)
@@ -211,7 +212,7 @@ def run_tests(where: Environment, tests: Sequence[str]) -> None:
 
 
 def report(tried: Sequence[Tried]) -> None:
-    """Into out/release/report.json, and a line each."""
+    """Write out/release/report.json, and print a line for each result."""
     (FOLDER / "report.json").write_text(json.dumps([asdict(each) for each in tried], indent=2) + "\n")
     for each in tried:
         kind = f"compiled in {each.compile_seconds:.0f} s" if each.compiled else "Python alone"
@@ -223,7 +224,7 @@ def report(tried: Sequence[Tried]) -> None:
 
 
 def main(args: list[str]) -> int:
-    """Build, try everywhere, write the report; returns the exit status."""
+    """Build, test in all environments, write the report; returns the exit status."""
     here = ".".join(map(str, sys.version_info[:2]))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", nargs="+", default=[here], help="versions of Python, each on PATH")

@@ -22,24 +22,24 @@ from named_steps import LOGS, ROOT, StepFailed, relative, run, say
 from prepare_venv import find_chromium
 
 AT_A_TIME = 2
-# With more, OpenMP threads of two processes on two cores wait for each other, spinning.
+# With more, OpenMP threads of two processes on two cores would spin while they wait for each other.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-# Hundreds of processes import lazyviz: where the variable is set, each of them would compile its modules.
+# Hundreds of processes import lazyviz; with this variable set, each would compile all modules to bytecode.
 BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
 
 
 @dataclass(frozen=True)
 class Check:
-    """One step: its name, its command (after ``python``), and which of the `make` targets have it."""
+    """One step: its name, its command (after ``python``), and the `make` targets that include it."""
 
     title: str
     command: tuple[str, ...]
     lint: bool = False  # a part of `make lint`
     daily: bool = False  # a part of `make check`
     only_all: bool = False  # a step of `make test-all` alone
-    alone: bool = False  # it has to have the machine for itself
-    any_threads: bool = False  # what it tests depends on the number of threads: as many as PyTorch takes
-    in_turn: str = "--in-turn"  # how its cases take turns in `make test`, "" if they do not
+    alone: bool = False  # it must run without other checks at the same time
+    any_threads: bool = False  # depends on the number of threads, so PyTorch's default is used
+    in_turn: str = "--in-turn"  # option that runs only a day's share of its cases in `make test`; "": all run
     env_in_turn: dict[str, str] = field(default_factory=dict)  # the same for commands other than pytest
     more: tuple[str, ...] = ()  # arguments of `make test-all`
     env: dict[str, str] = field(default_factory=dict)
@@ -50,7 +50,7 @@ NPM = ("scripts/build_js_with_node.py", "npm", "run", "--silent")
 BROWSER, CONFORMANCE, LIBRARIES = "tests/browser", "tests/conformance", "tests/libraries"
 PYTEST = ("-m", "pytest")
 TESTS = (*PYTEST, "-m", "not takes_times")
-# What tests other things than lazyviz itself, or by more samples of the same.
+# Tests of other things than lazyviz itself, or of more samples of the same.
 NOT_UNIT_TESTS = (
     *(BROWSER, CONFORMANCE, LIBRARIES, "tests/docs"),
     *("tests/test_architecture.py", "tests/test_benchmarks.py", "tests/test_packaging.py"),
@@ -72,7 +72,7 @@ EVERY_FAULT = ("--all", "--fault-table=docs/faults.md")
 EVERY_LIBRARY = ("--all", "--library-table=docs/libraries.md")
 
 
-# Scratch memory depends on the CPU: the tests run with lower instruction sets, too.
+# Scratch memory depends on the CPU, so the tests also run with lower instruction sets.
 ONE_PROCESSOR = (
     "tests/plan/workspace/test_workspace.py",
     "tests/plan/remedies/test_precision.py",
@@ -139,7 +139,7 @@ CHECKS = (
     ),
     Check("tests of execution", (*TESTS, "tests/execute", "tests/session"), daily=True, more=("--all",)),
     Check("conformance", (*TESTS, CONFORMANCE), daily=True, more=EVERYTHING),
-    # The kernel is another process, and nbval's own warnings are not ours: errors in cells are what counts.
+    # The kernel is another process, and nbval's own warnings are irrelevant: only errors in cells count.
     Check("notebooks", (*PYTEST, "--nbval-lax", "-W", "default", "notebooks"), in_turn=""),
     Check("tests of semantics", (*TESTS, "tests/semantics"), daily=True, more=("--all",)),
     Check("tests of recording", (*TESTS, "tests/record"), daily=True, more=("--all",)),
@@ -170,7 +170,7 @@ def chosen(options: argparse.Namespace) -> list[Check]:
 
 
 def command_of(check: Check, options: argparse.Namespace) -> list[str]:
-    """What runs: with more samples in `make test-all`, with fewer in `make check`."""
+    """The command of a check: with more samples in `make test-all`, with fewer in `make check`."""
     more = check.more if options.all else ()
     if check.command[: len(PYTEST)] == PYTEST and not options.all:
         if options.daily:
@@ -181,7 +181,7 @@ def command_of(check: Check, options: argparse.Namespace) -> list[str]:
 
 
 def environment_of(check: Check, options: argparse.Namespace) -> dict[str, str]:
-    """The variables that are set for a check; a number of threads that the user has set stays."""
+    """The environment variables of a check; a number of threads set by the user is kept."""
     one_thread = not (check.alone or check.any_threads or "OMP_NUM_THREADS" in os.environ)
     in_turn = not (options.all or options.every_case or options.only)
     turns = check.env_in_turn if in_turn else {}

@@ -3,9 +3,9 @@
 python scripts/run_sanitizers.py                    # builds, then runs TESTS; needs g++ and its sanitizers
 python scripts/run_sanitizers.py tests/record -k views    # the same with other arguments for pytest
 
-All of it happens in a copy of the tree, ``out/sanitized``, so that the modules in use stay as they are.
-Python allocates each object by itself meanwhile, so that the use of one that was freed is seen, too.  Leaks
-are looked for once, after the tests; counted are those of memory that our modules asked for.
+It works in a copy of the tree, ``out/sanitized``, so that the installed modules do not change.  Python
+allocates each object with malloc, so that uses of freed objects are also detected.  Leaks are checked once,
+after the tests; only leaks of memory allocated by our modules count.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TESTS = (
     "tests/session/asynchronous/test_async_evaluation.py",
     "tests/session/asynchronous/test_steps.py",
 )
-# Exceptions are thrown by the C++ library, which Python itself does not have loaded when they are looked up.
+# The C++ library throws exceptions, and Python has not loaded it when the sanitizers look it up.
 LIBRARIES = ("libasan.so", "libubsan.so", "libstdc++.so")
 OURS = re.compile(
     r"\b(?:plan_passes|recorder|short_runs|allocations|dispatch|backward_nodes|graph_release|interpreter|node_passes|op_stream)\.c"
@@ -46,7 +46,7 @@ KNOWN: dict[str, str] = {}
 
 
 def copied() -> None:
-    """Bring the copy up to date; compiled modules stay in it."""
+    """Update the copy; compiled modules stay in it."""
     for name in TAKEN:
         source, target = ROOT / name, COPY / name
         if source.is_file():
@@ -59,7 +59,7 @@ def copied() -> None:
 
 
 def library(name: str) -> str:
-    """The compiler's own file of that name."""
+    """The path of the compiler's library of that name."""
     compiler = os.environ.get("CXX", "g++")
     found = subprocess.run(
         [compiler, f"-print-file-name={name}"], capture_output=True, text=True
@@ -70,11 +70,11 @@ def library(name: str) -> str:
 
 
 def environment() -> dict[str, str]:
-    """What the tests run with."""
+    """The environment variables of the tests."""
     common = f"log_path={REPORTS}/report:print_stacktrace=1"
     return {
         "LD_PRELOAD": " ".join(library(name) for name in LIBRARIES),
-        # Compilers and kernels that tests start are not asked for their leaks.
+        # Leaks of compilers and kernels that tests start are not checked.
         "ASAN_OPTIONS": f"{common}:detect_leaks=1:leak_check_at_exit=0:detect_odr_violation=0",
         "LSAN_OPTIONS": "max_leaks=0:report_objects=0",
         "UBSAN_OPTIONS": common,
@@ -85,12 +85,12 @@ def environment() -> dict[str, str]:
 
 
 def pytest_unconfigure() -> None:
-    """A plugin of the run's: looks for leaks while all that is used is still referred to."""
+    """Called by pytest at the end: check for leaks while all objects in use are still referenced."""
     ctypes.CDLL(None).__lsan_do_recoverable_leak_check()
 
 
 def stacks(text: str) -> Iterator[tuple[str, list[str]]]:
-    """The parts of a report that have a stack: what each begins with, and its frames."""
+    """The parts of a report that have a stack trace: the first line and the frames of each."""
     for part in text.split("\n\n"):
         frames = [line for line in part.splitlines() if re.match(r"\s+#\d+ ", line)]
         if frames:
@@ -98,7 +98,7 @@ def stacks(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def asked_for(frames: list[str]) -> bool:
-    """Whether one of our modules asked for the memory."""
+    """Whether one of our modules allocated the memory."""
     for frame in frames:
         if PYTHON_CODE.search(frame):
             return False
@@ -108,7 +108,7 @@ def asked_for(frames: list[str]) -> bool:
 
 
 def judged() -> tuple[list[str], Counter[str]]:
-    """Reports that are ours, and how many of others' leaks there were."""
+    """Reports about our modules, and the number of leaks by others, by reason."""
     own: list[str] = []
     others: Counter[str] = Counter()
     for file in sorted(REPORTS.glob("report.*")):
@@ -128,7 +128,7 @@ def judged() -> tuple[list[str], Counter[str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Build and run; returns the exit status."""
+    """Build the modules and run the tests; returns the exit status."""
     environ = environment()
     COPY.mkdir(parents=True, exist_ok=True)
     copied()

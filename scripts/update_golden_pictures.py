@@ -2,8 +2,8 @@
 
     .venv/bin/python scripts/update_golden_pictures.py [mlp gpt2 ...]
 
-Without names all of them.  What they show is in ``tests/browser/support/pictures.py``, and
-``tests/browser/test_golden.py`` compares.
+Without names, it regenerates all of them.  ``tests/browser/support/pictures.py`` defines them, and
+``tests/browser/test_golden.py`` compares them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))
 
 
 def main(names: list[str]) -> int:
-    """Take and keep the pictures; returns the exit status."""
+    """Take and save the pictures; returns the exit status."""
     from playwright.sync_api import sync_playwright
 
     from tests.browser.support import goldens, jupyterlab, pictures

@@ -25,12 +25,12 @@ import lazyviz
 from lazyviz.graph.ir import Node
 
 TABLE = Path(lazyviz.__file__).parent / "record/shapes/unsupported_cuda_dtypes.json"
-SAMPLES = 3  # of an entry and dtype
+SAMPLES = 3  # per entry and dtype
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 COMPLEX = (torch.complex64, torch.complex128)
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float32, torch.float64)
-# They support these on newer GPUs only, and the database asks the GPU that is there.
+# Entries that support halves only on newer GPUs: the database queries the present GPU.
 ASK_THE_GPU = ("fft.", "stft", "istft", "_upsample", "nn.functional.scaled_dot_product")
 CREATES = ("empty", "zeros", "ones", "full", "new_", "arange", "rand", "scalar_tensor", "eye", "linspace")
 
@@ -44,12 +44,12 @@ def supported(info: Any) -> set[torch.dtype]:
 
 
 def is_incomplete(info: Any, dtype: torch.dtype) -> bool:
-    """Whether the database omits dtypes that do work: the CPU's kernel shows it for its own list."""
+    """Whether the database omits dtypes that work, according to the CPU kernel and the CPU's list."""
     if dtype in info.dtypes:
         return False
     for sample in samples_of(info, dtype):
         if not isinstance(sample.input, torch.Tensor) or sample.input.numel() < 2:
-            continue  # kernels are not called for nothing, nor all for a scalar
+            continue  # kernels may not be called for empty tensors or scalars
         with contextlib.suppress(Exception):
             info.op(sample.input, *sample.args, **sample.kwargs)
             return True
@@ -59,7 +59,7 @@ def is_incomplete(info: Any, dtype: torch.dtype) -> bool:
 def samples_of(info: Any, dtype: torch.dtype) -> list[Any]:
     try:
         return list(itertools.islice(info.sample_inputs("cpu", dtype), SAMPLES))
-    except Exception:  # the database cannot make samples of all dtypes
+    except Exception:  # the database cannot create samples for all dtypes
         return []
 
 
@@ -81,14 +81,14 @@ def recorded(info: Any, dtype: torch.dtype) -> list[list[Node]]:
             found.append([node for node in nodes if node.op.name() not in ("aten::_to_copy", "aten::clone")])
             del kept
         except Exception:
-            pass  # refused already
+            pass  # already rejected when recording
         finally:
             lazyviz.reset()
     return found
 
 
 def table() -> dict[str, list[str]]:
-    """The names of dtypes by operator."""
+    """The names of unsupported dtypes by operator."""
     works: dict[str, set[torch.dtype]] = defaultdict(set)
     fails: dict[str, set[torch.dtype]] = defaultdict(set)
     for info in op_db:

@@ -13,7 +13,7 @@ from . import small
 
 
 class Case(NamedTuple):
-    """``make`` builds the model, ``batch`` its inputs and target, ``run`` gives output and loss."""
+    """``make`` builds the model, ``batch`` its inputs and target, ``run`` computes output and loss."""
 
     family: str
     make: Callable[[], nn.Module]

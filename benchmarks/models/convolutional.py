@@ -1,4 +1,4 @@
-"""Convolutional networks with the layers of timm's models of the same names, of transformers' classes."""
+"""Convolutional networks with the layers of timm's models of the same names, from transformers' classes."""
 
 from __future__ import annotations
 

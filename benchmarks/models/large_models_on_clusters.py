@@ -129,7 +129,7 @@ PROGRAMS: dict[str, Callable[[], None]] = {
 
 
 def planned(name: str, ranks: int = 8) -> dict[str, Any]:
-    """The plan of one rank, and how long recording and planning took."""
+    """The plan of one rank, and the time for recording and planning."""
     start, own = time.perf_counter(), time.process_time()
     with lazyviz.lazy(device="H100-80GB", mesh=(ranks,)) as graph:
         PROGRAMS[name]()

@@ -1,4 +1,4 @@
-"""Techniques that save memory in training, as people write them; each trains for two steps.
+"""Memory-saving training techniques in their usual form; each program trains for two steps.
 
 ``PROGRAMS[name](device)``.  Those of :data:`LIBRARIES` need a library that may not be installed.
 """
@@ -54,7 +54,7 @@ def saved_on_cpu(device: str) -> Any:
 
 
 def offloaded_by_hooks(device: str) -> Any:
-    """Activations go to the CPU in half precision."""
+    """Activations are moved to the CPU in half precision."""
     model, x, y = perceptron(device)
     optimizer = torch.optim.Adam(model.parameters())
 
@@ -75,7 +75,7 @@ def offloaded_by_hooks(device: str) -> Any:
 
 
 def small_batch(device: str) -> Any:
-    """Most of it is weights, gradients and optimizer state."""
+    """Most of the memory is weights, gradients, and optimizer state."""
     model, x, y = perceptron(device, 512, 64)
     optimizer = torch.optim.Adam(model.parameters())
     train(lambda: F.cross_entropy(model(x), y), optimizer)
@@ -150,7 +150,7 @@ def dora(device: str) -> Any:
 
 
 def torchao_optimizer(name: str) -> Program:
-    """One of torchao's optimizers, whose update ``torch.compile`` compiles: here as eager PyTorch runs it."""
+    """One of torchao's optimizers, whose update uses ``torch.compile``; here it runs in eager mode."""
 
     def run(device: str) -> Any:
         import torchao.optim
@@ -206,5 +206,5 @@ NOT_DEFERRED = ("AdamW8bit", "AdamW4bit", "AdamWFp8")
 
 
 def names(installed: Callable[[str], bool]) -> Iterable[str]:
-    """The programs whose libraries are there."""
+    """The programs whose libraries are installed."""
     return [name for name in PROGRAMS if all(map(installed, LIBRARIES.get(name, ())))]

@@ -1,6 +1,6 @@
-"""Models of published memory figures that no installed package has: same layers, same parameters.
+"""Models of published memory figures that are in no installed package: same layers, same parameters.
 
-Written after the public descriptions of the architectures; checked by their number of parameters.
+They follow the public descriptions of the architectures, and are checked by their number of parameters.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class VisionTransformer(nn.Module):
 
 
 class _PlainNorm(nn.Module):
-    """Layer normalization of single operators."""
+    """Layer normalization composed of single operators."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class _PlainNorm(nn.Module):
 
 
 class _PlainGelu(nn.Module):
-    """The tanh form of GELU of single operators."""
+    """The tanh form of GELU composed of single operators."""
 
     def forward(self, x: Tensor) -> Tensor:
         factor = torch.sqrt(torch.tensor(2.0 / torch.pi))
@@ -136,7 +136,7 @@ class Gpt(nn.Module):
     """GPT-2 small with untied weights.
 
     ``form`` of the attention: ``"kept mask"`` (a buffer), ``"made mask"`` (made in every call) or
-    ``"flash"``; ``plain``: normalization and GELU of single operators instead of PyTorch's modules.
+    ``"flash"``; ``plain``: normalization and GELU composed of single operators instead of PyTorch's modules.
     """
 
     def __init__(self, words: int, length: int, form: str, plain: bool, dropout: float = 0.1) -> None:
@@ -184,7 +184,7 @@ def _convolution_module(inputs: int, outputs: int, size: int) -> nn.Sequential:
 class Segmentation(nn.Module):
     """FCN or PSPNet on a dilated ResNet: output stride 8, a stem of three convolutions, an auxiliary head.
 
-    Normalization is over the process's own images: what it keeps for the backward pass is the same as in the
+    Normalization uses only the process's own images; it saves the same tensors for the backward pass as the
     synchronized form.
     """
 

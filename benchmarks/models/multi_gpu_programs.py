@@ -1,6 +1,6 @@
 """Training programs for several devices, as run by one rank; each builds everything it needs.
 
-They are written as for ``torchrun``: ``torch.distributed`` is initialized, the device is given.
+They are written as for ``torchrun``: ``torch.distributed`` is initialized, and the device is an argument.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 @dataclass(frozen=True)
 class Program:
-    """``run(device, ranks)`` trains for two steps; ``ranks`` are those it may be measured with."""
+    """``run(device, ranks)`` trains for two steps; ``ranks`` are the numbers of ranks for measurements."""
 
     run: Callable[[torch.device, int], Any]
     ranks: tuple[int, ...] = (2, 4)
@@ -92,7 +92,7 @@ def ddp_accumulating(device: torch.device, ranks: int) -> Any:
 
 
 def ddp_without_state(device: torch.device, ranks: int) -> Any:
-    """The peak is in the second backward pass, after the buckets have been built again."""
+    """The peak is in the second backward pass, after the buckets have been rebuilt."""
     model = DistributedDataParallel(gpt2(device), static_graph=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ids = tokens(device)
@@ -223,7 +223,7 @@ def _plan_sequences(model: nn.Module, mesh: Any) -> None:
 
 
 def two_dimensions(device: torch.device, ranks: int) -> Any:
-    """FSDP2 over half of the ranks, tensor parallel over pairs."""
+    """FSDP2 over half of the ranks, tensor parallelism over pairs."""
     mesh = init_device_mesh(device.type, (ranks // 2, 2), mesh_dim_names=("dp", "tp"))
     with torch.device(device):
         model = Stack()
@@ -240,7 +240,7 @@ def two_dimensions(device: torch.device, ranks: int) -> Any:
 
 
 def pipeline(name: str, stages: int = 1) -> Callable[[torch.device, int], Any]:
-    """A schedule of ``torch.distributed.pipelining`` by its name, ``stages`` of them on each rank."""
+    """A schedule of ``torch.distributed.pipelining`` by name, with ``stages`` stages on each rank."""
 
     def run(device: torch.device, ranks: int) -> Any:
         from torch.distributed.pipelining import PipelineStage, schedules
@@ -272,7 +272,7 @@ def pipeline(name: str, stages: int = 1) -> Callable[[torch.device, int], Any]:
 
 
 def distributed_module(device: torch.device, ranks: int) -> Any:
-    """Parameters and inputs that rank 0 has, scattered to all as DTensors."""
+    """Parameters and inputs of rank 0, scattered to all ranks as DTensors."""
     mesh = init_device_mesh(device.type, (ranks,))
 
     def part(name: str, module: nn.Module, mesh: Any) -> None:

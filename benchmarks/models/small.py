@@ -259,7 +259,7 @@ class Tagger(nn.Module):
 
 
 class Cells(nn.Module):
-    """A recurrent cell stepped by hand."""
+    """A recurrent cell called step by step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -332,7 +332,7 @@ class GraphAttention(nn.Module):
 
 
 class Switch(nn.Module):
-    """Each token goes to the one expert that its gate prefers (Switch Transformer), by sorted capacity."""
+    """Each token goes to the expert that its gate prefers (Switch Transformer), sorted by capacity."""
 
     def __init__(self, width: int = 128, experts: int = 4) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ class _Block(nn.Module):
 
 
 class Vit(nn.Module):
-    """Images of ``length`` x ``length`` pixels, in patches, to 1,000 classes."""
+    """Classifies images of ``length`` x ``length`` pixels, in patches, into 1,000 classes."""
 
     def __init__(
         self, layers: int, width: int, heads: int, length: int, patch: int, fused: bool = True

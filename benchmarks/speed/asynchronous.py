@@ -1,7 +1,7 @@
 """Loops of ``lazyviz.steps`` compared with eager loops.
 
 Iterations of a program that has been recorded often enough run in eager mode.  With ``always_record``, each
-runs while the next is recorded, which takes two cores: one that records, one that runs kernels.
+runs while the next is recorded, which requires two cores: one for recording, one for kernels.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ MODELS = {
 
 
 def training(make: Callable[[], tuple[nn.Module, Loss]]) -> Callable[[Any], list[float]]:
-    """What trains for a round of each item of what it is given; its losses."""
+    """A function that trains one step per item of its argument, and returns the losses."""
     torch.manual_seed(0)
     model, loss_of = make()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -92,7 +92,7 @@ def training(make: Callable[[], tuple[nn.Module, Loss]]) -> Callable[[Any], list
 
 
 def elementwise() -> Callable[[Any], list[float]]:
-    """What runs small operators, without a model, for a round of each item of what it is given."""
+    """A function that runs small operators, without a model, once per item of its argument."""
     torch.manual_seed(0)
     x, y = torch.randn(100, 100), torch.randn(100, 100)
 
@@ -116,7 +116,7 @@ PROGRAMS: dict[str, Callable[[], Callable[[Any], list[float]]]] = {
 
 
 def ways(make: Callable[[], Callable[[Any], list[float]]]) -> dict[str, Callable[[], list[float]]]:
-    """A program's loop in each way, with a model each."""
+    """A program's loop in each mode, with separate models."""
     eager, waiting, overlapped, recorded = (make() for _ in range(4))
     return {
         "eager": lambda: eager(range(STEPS)),
@@ -158,7 +158,7 @@ print(after - before, plan.peak_bytes, loop.waited)
 
 
 def memory() -> Figure:
-    """Peak of a loop that overlaps with recording, in a process of its own, beside that of its plan."""
+    """Compare the peak of a loop that overlaps with recording, in a separate process, with its plan."""
     # The C library returns freed blocks of this size to the operating system at once.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000", "MALLOC_TRIM_THRESHOLD_": "1000000"}
     run = subprocess.run(

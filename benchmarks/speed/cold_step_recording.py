@@ -1,9 +1,9 @@
 """The first recording of a training step in a new process, like the first cell of a notebook.
 
-Each is measured in a process of its own, several times: model, batch and optimizer are there, and no shape is
-known, no module imported and no patch in place that a block needs.  Timed is the whole ``with`` block.  Its
-ops are those that PyTorch dispatches in the step; the graph has fewer nodes, because copies of references
-(``detach``) that nothing reads are dropped.
+Each is measured several times, in separate processes: model, batch, and optimizer exist, but no shape is
+cached, and no module imported or patch installed that a block needs.  The whole ``with`` block is timed.  The
+op count is that of PyTorch's dispatches in the step; the graph has fewer nodes, because unread ``detach``
+results are dropped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .figures import Figure, Settings, say
 
 CASES = ("mlp", "gpt2", "resnet")
 
-# Run in the fresh process: which program, the device, and PyTorch's threads.
+# Code for the new process; its arguments are the program, the device, and the number of threads.
 ONCE = """
 import gc, json, sys, time
 sys.path.insert(0, sys.argv[4])

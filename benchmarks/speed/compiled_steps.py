@@ -1,7 +1,7 @@
 """Whole training steps compiled, by lazyviz's ``inductor`` backend and by hand with ``torch.compile``.
 
-By hand is what a user would write: ``torch.compile`` of the model, loss and optimizer as they are.  The
-optimizer compiled as well is a second peer, of the whole step.
+"By hand" is what a user would write: ``torch.compile`` of the model, with loss and optimizer in eager mode.
+A second comparison also compiles the optimizer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def by_hand(program: Program, device: str) -> Program:
 
 
 def step_all_compiled(program: Program) -> Callable[[], Any]:
-    """A step whose model is compiled already, with its optimizer's update compiled, too."""
+    """A step with a compiled model whose optimizer update is also compiled."""
     updates = adamw(program.model.parameters())
     update = torch.compile(updates.step)
 
@@ -46,7 +46,7 @@ def step_all_compiled(program: Program) -> Callable[[], Any]:
 
 
 def warm(turns: dict[str, Turn]) -> None:
-    """Compile: once for gradients and state that are not there yet, once more for those that are."""
+    """Compile twice: first without, then with existing gradients and optimizer state."""
     for name, turn in turns.items():
         for number in range(3):
             seconds = sum(value for key, value in turn().items() if not key.endswith("total"))

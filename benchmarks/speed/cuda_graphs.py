@@ -1,7 +1,7 @@
 """On a GPU: a small transformer's step as a CUDA Graph, compared with eager PyTorch and plain replay.
 
-Also beside the same step captured by hand, by PyTorch's own recipe, which records nothing and leaves results
-in the graph's memory, for the next replay to overwrite.
+It is also compared with the same step captured by hand with PyTorch's recipe, which records nothing and
+leaves results in the graph's memory, where the next replay overwrites them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .measured_programs import Optimizer, Program
 from .timing import interleaved, lazily, medians, ratio, timed
 
 BACKEND = "cudagraphs"
-WARM_UPS = 5  # an optimizer's first step is another program; the next warms up, the next is captured
+WARM_UPS = 5  # an optimizer's first step is another program; the second one warms up, the third is captured
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
@@ -44,7 +44,7 @@ def compare(program: Program, name: str, optimizer: Optimizer, settings: Setting
     missing = ""
     try:
         turns.append(timed("by hand", captured(program.on(device).training_step(optimizer))))
-    except RuntimeError as error:  # AdamW that is not capturable
+    except RuntimeError as error:  # AdamW without ``capturable``
         missing = str(error).partition("\n")[0]
     for turn in turns:
         for _ in range(WARM_UPS):

@@ -1,6 +1,6 @@
 """A figure: what was measured, in which case, its criterion, and whether it is met.
 
-Only the standard library, since the process that collects figures measures nothing itself.
+It needs only the standard library, because the process that collects figures measures nothing itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COMPARE: Mapping[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """How much is measured.  ``threads`` are PyTorch's; 0: as many as it takes by itself."""
+    """The extent of a run.  ``threads`` is the number of PyTorch's threads; 0: PyTorch's default."""
 
     device: str = "cpu"
     quick: bool = False
@@ -28,16 +28,16 @@ class Settings:
     threads: int = 0
 
     def pick(self, full: Any, quick: Any) -> Any:
-        """What a part takes at full length, or in a quick run."""
+        """The value for a full run, or for a quick run."""
         return quick if self.quick else full
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One number.  ``criterion`` is such as ``"<= 1.5"``; "" where there is none.
+    """One measured number.  ``criterion`` is text such as ``"<= 1.5"``; "" if there is none.
 
-    ``value`` is a ratio unless ``unit`` says otherwise; ``None`` where it could not be measured, and
-    ``note`` says why.  ``detail`` are the numbers it is made of: medians in seconds, counts, bytes.
+    ``value`` is a ratio unless ``unit`` says otherwise; ``None`` if it could not be measured, and ``note``
+    says why.  ``detail`` has the numbers that it is computed from: medians in seconds, counts, bytes.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the criterion holds; ``None`` where there is none, or no value."""
+        """Whether the criterion is met; ``None`` without a criterion or a value."""
         if not self.criterion or self.value is None:
             return None
         sign, _, limit = self.criterion.partition(" ")
@@ -73,17 +73,17 @@ class Figure:
         return f"  {self.name:44s} {self.case:28s} {value:>14s}{wanted}{verdict}{note}"
 
 
-WORST = "the worst of"  # how a case begins that stands for all others of its figure
+WORST = "the worst of"  # prefix of a case that represents all others of its figure
 
 
 def without_the_rest(figures: Sequence[Figure]) -> list[Figure]:
-    """The figures less those that another one, the worst of them, stands for."""
+    """The figures without those that are represented by the worst one."""
     summed = {each.name for each in figures if each.case.startswith(WORST)}
     return [each for each in figures if each.name not in summed or each.case.startswith(WORST)]
 
 
 def number(value: float) -> str:
-    """Three significant digits or so: 0.051, 1.37, 24.1, 1,234; more next to 1, where many a criterion is."""
+    """About three significant digits: 0.051, 1.37, 24.1, 1,234; more close to 1, a frequent criterion."""
     size = abs(value)
     if 0 < abs(value - 1) < 0.005:
         return f"{value:.4f}"
@@ -94,5 +94,5 @@ def number(value: float) -> str:
 
 
 def say(text: str) -> None:
-    """Progress, for the person who waits; figures go another way."""
+    """Print progress to stderr; figures are not printed here."""
     print(text, file=sys.stderr, flush=True)

@@ -51,7 +51,7 @@ def measure(settings: Settings) -> Iterator[Figure]:
         "eager backend, lazy total / eager", case, ratio(times, "eager backend total", "eager"), detail=detail
     )
     yield Figure("torch.compile / eager", case, ratio(times, "torch.compile", "eager"), detail=detail)
-    # What calling an operator costs where nothing is computed: whoever is called for each pays that.
+    # The cost of calling an operator that computes nothing, which every per-op mechanism pays.
     calls = ratio(times, "without elements", "eager")
     yield Figure("eager on tensors without elements / eager", case, calls, detail=detail)
     lazyviz.session.lazy_graph.reset()

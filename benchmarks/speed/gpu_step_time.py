@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-WARM_UPS = 3  # torch's own recipe
+WARM_UPS = 3  # as in PyTorch's documentation
 REPEATS = 5
 
 
 def captured(step: Callable[[], Any]) -> Callable[[], None]:
-    """The whole step as one CUDA Graph, by PyTorch's own recipe.
+    """The whole step as one CUDA Graph, captured as in PyTorch's documentation.
 
     Raises:
         RuntimeError: CUDA cannot capture it.
@@ -28,14 +28,14 @@ def captured(step: Callable[[], Any]) -> Callable[[], None]:
     with torch.cuda.graph(graph):
         kept = step()
 
-    def replay(kept: Any = kept) -> None:  # the result is the graph's, and lives as long
+    def replay(kept: Any = kept) -> None:  # the result is in the graph's memory, and lives as long
         graph.replay()
 
     return replay
 
 
 def seconds_between_events(launch: Callable[[], Any]) -> float:
-    """The median time from before to after what ``launch`` launches, on the GPU's own clock."""
+    """The median GPU time of the work that ``launch`` launches, between two CUDA events."""
     times = []
     for _ in range(REPEATS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -51,9 +51,9 @@ def seconds_between_events(launch: Callable[[], Any]) -> float:
 def device_seconds(step: Callable[[], Any]) -> tuple[float, str]:
     """The time that a GPU takes for the kernels of a step, and how that was measured.
 
-    Launched one by one small kernels leave it idle in between, which a graph of the whole step does not.
-    Where the step cannot be captured the profiler's times of its kernels are added up.  To be called last: a
-    capture that failed may leave the process unable to draw random numbers.
+    Small kernels that are launched one by one leave the GPU idle in between; a graph of the whole step does
+    not.  If the step cannot be captured, the result is the sum of its kernels' times in the profiler.  Call
+    this last, because a failed capture may leave the process unable to draw random numbers.
     """
     step()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:

@@ -1,8 +1,8 @@
 """Import time of lazyviz in addition to PyTorch, and the first block.
 
-Times are the processor's, which what else the machine does changes little.  Each round is a process of its
-own.  The first of all is not counted: it may have to compile to bytecode what later ones find compiled, as
-those of an installed package do.
+Processor time is measured, because it depends little on the load of the machine.  Each round is a separate
+process.  The first one is not counted, because it may compile modules to bytecode; those of an installed
+package are already compiled.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 
 from .timing import Turn, settle
 
-WARM_UP = 4  # steps until nothing is compiled any more
+WARM_UP = 4  # steps until nothing more is compiled
 
 
 class Unavailable(RuntimeError):
@@ -19,7 +19,7 @@ class Unavailable(RuntimeError):
 
 
 def start(device: str) -> None:
-    """Load the backend; once in a process.
+    """Load the backend; only once per process.
 
     Raises:
         Unavailable: this PyTorch has none.

@@ -42,7 +42,7 @@ class Program:
     loss: Callable[[Tensor, Tensor], Tensor]
 
     def on(self, device: str) -> Program:
-        """The same with a copy of the model, there."""
+        """The same program with a copy of the model on ``device``."""
         model = copy.deepcopy(self.model).to(device)
         inputs = tuple(tensor.to(device) for tensor in self.inputs)
         return Program(self.name, model, inputs, self.target.to(device), self.loss)
@@ -52,7 +52,7 @@ class Program:
         return self.loss(self.model(*self.inputs), self.target)
 
     def pass_both_ways(self) -> Callable[[], Tensor]:
-        """Forward and backward, gradients made anew each time."""
+        """Forward and backward pass, with new gradients each time."""
 
         def run() -> Tensor:
             self.model.zero_grad()
@@ -130,7 +130,7 @@ class GPT2(nn.Module):
 
 
 class LSTM(nn.Module):
-    """A recurrent layer over words, its cell written out."""
+    """A recurrent layer over words, with its cell written out."""
 
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ def resnet(
     depths: tuple[int, ...] = (2, 2, 2, 2),
     widths: tuple[int, ...] = (64, 128, 256, 512),
 ) -> Program:
-    """ResNet-18, or one of other sizes."""
+    """ResNet-18, or a ResNet of another size."""
     model = ResNet(depths, widths, bottleneck=False)
     images, target = torch.randn(batch, 3, size, size), torch.randint(0, 100, (batch,))
     return Program("ResNet", model, (images,), target, F.cross_entropy)
@@ -180,7 +180,7 @@ def lstm(batch: int = 4, length: int = 32) -> Program:
 
 
 def small() -> list[Program]:
-    """Training steps whose cost is that of their operators' number, not of their kernels."""
+    """Training steps whose cost is dominated by the number of operators, not by their kernels."""
     return [mlp(), gpt2(), resnet(), lstm()]
 
 
@@ -193,7 +193,7 @@ def transformer() -> Program:
 
 
 class Logits(nn.Module):
-    """A language model of transformers as a function of tensors."""
+    """A transformers language model as a function of tensors."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ def gpt2_of_transformers(layers: int = 12, width: int = 768, batch: int = 8, len
 
 
 def prepare(device: str, threads: int) -> None:
-    """The same weights and numbers in every run, and the threads asked for."""
+    """Set the seed, so that all runs are identical, and the number of threads."""
     torch.manual_seed(0)
     if threads:
         torch.set_num_threads(threads)

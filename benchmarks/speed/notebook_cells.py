@@ -30,7 +30,7 @@ def data(device: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def steps(device: str, optimizer: measured_programs.Optimizer, read: bool) -> Callable[[], list[float]]:
-    """Training steps with dropout; ``read``: each reads its loss, else all are read at the end."""
+    """Training steps with dropout; ``read``: each reads its loss, otherwise all are read at the end."""
 
     def run() -> list[float]:
         model, (x, y) = network().to(device), data(device)
@@ -48,7 +48,7 @@ def steps(device: str, optimizer: measured_programs.Optimizer, read: bool) -> Ca
 
 
 def epochs(device: str) -> Callable[[], list[float]]:
-    """Losses of shuffled batches of a small data set, read once an epoch."""
+    """Losses of shuffled batches of a small data set, read once per epoch."""
 
     def run() -> list[float]:
         model, (x, y) = network().to(device), data(device)
@@ -67,7 +67,7 @@ def epochs(device: str) -> Callable[[], list[float]]:
 
 
 def masks(device: str) -> Callable[[], list[float]]:
-    """Sums of what a boolean mask selects."""
+    """Sums of elements selected by a boolean mask."""
 
     def run() -> list[float]:
         torch.manual_seed(0)
@@ -78,7 +78,7 @@ def masks(device: str) -> Callable[[], list[float]]:
 
 
 def beside_pending(name: str, function: Callable[[], Any]) -> Turn:
-    """A turn that takes the time of ``function`` while an op of an earlier block is pending."""
+    """A turn that times ``function`` while an op of an earlier block is pending."""
     inner = timed(name, function)
 
     def turn() -> Mapping[str, float]:

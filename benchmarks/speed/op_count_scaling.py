@@ -16,15 +16,15 @@ from .figures import Figure, Settings, say
 from .timing import now
 
 COUNTS = (1_000, 10_000, 100_000, 1_000_000)
-ALLOWED = 1.5  # the dearest operator by the cheapest, of blocks of different length: linear, but for caches
+ALLOWED = 1.5  # maximum ratio of costs per operator between block lengths: linear, except for caches
 REPEATS = {1_000: 7, 10_000: 5, 100_000: 3}
 AGAIN_UP_TO = 100_000
 
 
 def block(count: int, device: str, size: int) -> dict[str, float]:
-    """Seconds for each stage of a block of ``count`` small operators, and the bytes that its record takes.
+    """Seconds for each stage of a block of ``count`` small operators, and the memory of its record in bytes.
 
-    A block of another ``size`` of its tensor is a program that was not there before.
+    Another tensor ``size`` makes the block a new program.
     """
     x = torch.ones(size, device=device)
     gc.collect()
@@ -65,7 +65,7 @@ def measure(settings: Settings) -> Iterator[Figure]:
         for stage, per_count in costs.items():
             per_count[count] = 1e6 * statistics.median(run[stage] for run in runs) / count
         if count <= AGAIN_UP_TO:
-            # What has come twice is known the third time.
+            # A program that ran twice is cached the third time.
             runs = [block(count, settings.device, 4) for _ in range(2 + repeats)][2:]
             again[count] = 1e6 * statistics.median(run["evaluate, at first"] for run in runs) / count
         taken[count] = runs[0]["bytes"] / count

@@ -22,7 +22,7 @@ from .figures import Figure, Settings, say
 from .measured_programs import Program
 from .timing import interleaved, lazily, medians, timed
 
-# A peer makes the graph of a model and says how many operators it has.
+# A peer creates the graph of a model, and returns its number of operators.
 Recorder = Callable[[Program], int]
 
 
@@ -52,7 +52,7 @@ def by_torchlens(program: Program) -> int:
         return len(torchlens.trace(program.model, list(program.inputs)).ops)
 
 
-# TorchLens last: its wrappers of torch's functions stay in place, and everything after it meets them.
+# TorchLens is last, because its wrappers of torch's functions stay in place and affect everything after it.
 PEERS: dict[str, tuple[str, Recorder]] = {
     "torch.export": ("torch", by_export),
     "torchview": ("torchview", by_torchview),
@@ -61,7 +61,7 @@ PEERS: dict[str, tuple[str, Recorder]] = {
 
 
 def measure(settings: Settings) -> Iterator[Figure]:
-    ours: dict[str, float] = {}  # seconds an operator, by model, before TorchLens has put its wrappers
+    ours: dict[str, float] = {}  # seconds per operator, by model, before TorchLens installs its wrappers
     models = measured_programs.small()[: settings.pick(None, 2)]
     for peer, (module, recorder) in PEERS.items():
         say(f"     {peer}")
@@ -78,7 +78,7 @@ def measure(settings: Settings) -> Iterator[Figure]:
             try:
                 nodes = recorder(program)
                 times = interleaved(turns, settings.pick(3, 1), warm_up=program.name not in ours)
-            except Exception as error:  # of a tool that meets a model it cannot take
+            except Exception as error:  # the tool does not support the model
                 text = str(error).strip().splitlines()
                 reason = f"{type(error).__name__}: {text[0][:100] if text else ''}"
                 yield Figure(title, program.name, None, note=reason)

@@ -1,9 +1,9 @@
 """Peak memory of evaluating a graph, compared with the same step in eager mode.
 
-Both are measured in the same way: on a CPU by the profiler's events of the allocator, in order of time,
-on a GPU by the allocator's own counter; from the level at the start of the step, in a process where the same
-step has run before.  The inputs that a pending graph has to hold, and eager would have given up, are
-lazyviz's plan's category ``held``; besides, 16 KiB are allowed for bookkeeping.
+Both are measured in the same way: on a CPU by the profiler's events of the allocator, in order of time, on a
+GPU by the allocator's own counter; relative to the start of the step, in a process where the same step has
+run before.  Inputs that a pending graph must hold, although eager mode would have freed them, are the
+category ``held`` of lazyviz's plan; in addition, 16 KiB are allowed for bookkeeping.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from models.catalog import Case, by_hand, hugging_face
 
 TITLE = "peak while evaluating with {} / eager's + held"
-# What lazyviz keeps beside tensors: the states of the random number generator that pending draws begin and
-# end with (5 kB each), and Adam's step counters.
+# Memory that lazyviz needs besides tensors: generator states before and after pending draws (5 kB each), and
+# Adam's step counters.
 BOOKKEEPING = 16 * 1024
 QUICK = ("resnet18", "lstm", "encoder", "gpt2")
 
 
 def peak_of(run: Callable[[], Any], device: str) -> int:
-    """The most bytes that ``run`` takes beyond what was there before; what it returns is kept meanwhile."""
+    """The peak bytes of ``run`` in addition to existing memory; its result is kept alive during it."""
     gc.collect()
     if device.startswith("cuda"):
         torch.cuda.synchronize()
@@ -60,7 +60,7 @@ def peak_of(run: Callable[[], Any], device: str) -> int:
 
 
 def compare(name: str, make: Callable[[], Callable[[], Any]], device: str, backend: str) -> Figure:
-    """The figure of a step; ``make`` builds a new one, always the same."""
+    """The figure of a step; each call of ``make`` builds a new identical one."""
     step = make()
     step()
     eager = peak_of(step, device)
@@ -143,7 +143,7 @@ def measure(settings: Settings) -> Iterator[Figure]:
         make = functools.partial(training, case, settings.device)
         try:
             figure = compare(name, make, settings.device, "eager")
-        except Exception as error:  # of a model that cannot be run here: its own figure says so
+        except Exception as error:  # the model cannot run here: its figure says so
             lazyviz.session.lazy_graph.reset()
             text = str(error).strip().splitlines()
             reason = f"{type(error).__name__}: {text[0][:100] if text else ''}"

@@ -13,7 +13,7 @@ from .figures import Figure, number, without_the_rest
 
 MET, MISSED = "#2f7d5b", "#c2452d"
 LINES = ("#33608c", "#b5762a", "#2f7d5b", "#7a4f9a")
-# The same bytes for the same results: names of glyphs and clips are hashed with this, and no date is kept.
+# For reproducible output: the salt for hashed names of glyphs and clips; no date is written.
 STYLE: Any = {"svg.hashsalt": "lazyviz", "svg.fonttype": "none", "font.size": 8}
 
 
@@ -31,7 +31,7 @@ def save(parts: Mapping[str, Any], path: Path) -> None:
 
 
 def _draw_ratios(axes: Any, judged: list[Figure]) -> None:
-    """A bar for each figure: its cost by what it may be at most, on a logarithmic scale."""
+    """Draw a bar for each figure: its cost relative to its limit, on a logarithmic scale."""
     shares = []
     for each in judged:
         assert each.value is not None
@@ -58,7 +58,7 @@ def _draw_ratios(axes: Any, judged: list[Figure]) -> None:
 
 
 def _draw_growth(axes: Any, growth: list[Figure]) -> None:
-    """Microseconds an operator, by their number."""
+    """Draw microseconds per operator by number of operators."""
     for each, color in zip(growth, LINES):
         counts = [int(count) for count in each.detail["per op"]]
         axes.plot(counts, list(each.detail["per op"].values()), marker="o", color=color, label=each.case)

@@ -20,7 +20,7 @@ OPS = 1000
 
 
 def chain(x: Any) -> Any:
-    """Products and sums; of whatever has them."""
+    """A chain of products and sums, for any type that supports them."""
     for _ in range(OPS // 2):
         x = x * 1.5
         x = x + 1.0
@@ -28,7 +28,7 @@ def chain(x: Any) -> Any:
 
 
 class Nothing(TorchDispatchMode):
-    """A dispatch mode that does nothing: what any recorder in Python pays before its first line."""
+    """A dispatch mode that does nothing: the minimum overhead of any recorder in Python."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
@@ -40,7 +40,7 @@ def through_nothing(x: torch.Tensor) -> torch.Tensor:
 
 
 def mlx_record() -> Turn:
-    """MLX, which records as a matter of course; evaluated outside the clock."""
+    """MLX, which always records lazily; its evaluation is not timed."""
     import mlx.core as mx
 
     x = mx.ones((4,))
@@ -49,7 +49,7 @@ def mlx_record() -> Turn:
 
     def turn() -> dict[str, float]:
         times = inner()
-        mx.eval(chain(x))  # what each turn leaves: nothing pending, its caches filled
+        mx.eval(chain(x))  # the state after each turn: nothing pending, caches filled
         return dict(times)
 
     return turn

@@ -12,7 +12,7 @@ STOP = "<!-- end of speed -->"
 
 
 class Row(NamedTuple):
-    """A line of the table: its title, and the figures of that name in those parts, one for each case."""
+    """A row of the table: its title, and the figures of a name in some parts, one for each case."""
 
     title: str
     figure: str
@@ -83,7 +83,7 @@ ROWS = (
 
 
 def table(parts: Mapping[str, Any]) -> str:
-    """The table as Markdown, with what it was measured on below it."""
+    """The table as Markdown, followed by a description of the machine."""
     if not parts:
         return "(`make bench` has not been run yet.)"
     lines = ["| | measured | wanted |", "|---|---|---|"]
@@ -98,13 +98,13 @@ def table(parts: Mapping[str, Any]) -> str:
 
 
 def found(parts: Mapping[str, Any], row: Row) -> list[Figure]:
-    """The figures of a row; where one case is the worst of all, only that one."""
+    """The figures of a row; only the worst one if there is a figure for the worst case."""
     every = [Figure.from_json(data) for name in row.parts for data in parts.get(name, {}).get("figures", [])]
     return without_the_rest([each for each in every if each.name == row.figure])
 
 
 def shown(figure: Figure) -> str:
-    """A figure with its case; in bold where the criterion is not met."""
+    """A figure with its case; in bold if the criterion is not met."""
     value = "—" if figure.value is None else number(figure.value)
     if figure.met is False:
         value = f"**{value}**"
@@ -112,7 +112,7 @@ def shown(figure: Figure) -> str:
 
 
 def footer(parts: Mapping[str, Any]) -> str:
-    """What the figures were measured on, and how."""
+    """Text about the machine and the method of measurement."""
     machines = [part["machine"] for part in parts.values()]
     last = machines[-1]
     versions = ", ".join(
@@ -128,10 +128,10 @@ def footer(parts: Mapping[str, Any]) -> str:
 
 
 def put(text: str, parts: Mapping[str, Any]) -> str:
-    """The page's text with the table between its marks.
+    """The page's text with the table between its markers.
 
     Raises:
-        ValueError: the marks are not there.
+        ValueError: the markers are missing.
     """
     if START not in text or STOP not in text:
         raise ValueError(f"the page has no {START!r} with {STOP!r} after it")

@@ -1,7 +1,7 @@
 """Blocks in which values are read: cost per step and per read, by the length of the block.
 
-A training loop that reads its loss in each step, a read after every operator, and a ``Trainer`` of the
-library transformers, each inside one lazy block, beside the same in eager mode.
+A training loop that reads its loss in each step, a read after every operator, and a transformers
+``Trainer``, each inside one lazy block, compared with the same in eager mode.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OPTIMIZERS: dict[str, measured_programs.Optimizer] = {
 def training_loop(
     optimizer: measured_programs.Optimizer, steps: int, device: str
 ) -> Callable[[], list[float]]:
-    """That many steps of a tiny network, whose loss is read in each."""
+    """``steps`` training steps of a tiny network, each of which reads its loss."""
 
     def run() -> list[float]:
         torch.manual_seed(0)
@@ -59,7 +59,7 @@ def start(device: str) -> torch.Tensor:
 
 
 def reads(count: int, x: torch.Tensor) -> list[Any]:
-    """A read after every operator, or every second, of data: what follows from constants needs no run."""
+    """Read after every one or two operators; values depend on data, because constants need no run."""
     seen: list[Any] = []
     for number in range(count // 4):
         x = x * 1.5 - 0.25 if number % 2 else x * 0.75
@@ -68,7 +68,7 @@ def reads(count: int, x: torch.Tensor) -> list[Any]:
 
 
 def lazily(function: Callable[[], Any]) -> Callable[[], Any]:
-    """In a block, with what is pending at its end: else eager code would be guarded while it is timed."""
+    """``function`` in a block that is evaluated, because pending ops would slow down the timed eager code."""
 
     def run() -> Any:
         with lazyviz.lazy() as graph:
@@ -80,7 +80,7 @@ def lazily(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def within_a_block(name: str, count: int, device: str) -> Turn:
-    """A turn that takes the time of that many reads in a block, without that of seeding."""
+    """A turn that times ``count`` reads in a block, without seeding."""
 
     def turn() -> dict[str, float]:
         settle()
@@ -96,7 +96,7 @@ def within_a_block(name: str, count: int, device: str) -> Turn:
 
 
 def trainer(steps: int) -> Callable[[], list[float]]:
-    """``Trainer.train`` of a small GPT-2 on random tokens; its losses as it logs them."""
+    """``Trainer.train`` of a small GPT-2 on random tokens; returns the logged losses."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -131,7 +131,7 @@ def trainer(steps: int) -> Callable[[], list[float]]:
 def beside_eager(
     functions: dict[int, Callable[[], Any]], settings: Settings
 ) -> tuple[dict[str, list[float]], dict[int, float]]:
-    """Times of each, eager and lazily, in turns; and how many times eager's each takes."""
+    """Interleaved times of each function in eager and lazy mode, and the ratios lazy / eager."""
     turns = []
     for count, function in functions.items():
         if function() != lazily(function)():
@@ -171,11 +171,11 @@ def single(settings: Settings) -> Iterator[Figure]:
 
         if function() != lazily(function)():
             raise RuntimeError("lazyviz and eager PyTorch have read different values")
-    # Without what a block costs to enter and to leave, which is paid once a cell.
+    # Without the cost of entering and leaving a block, which is paid once per cell.
     turns = [within_a_block(f"lazy {count}", count, settings.device) for count in counts]
     detail = medians(interleaved(turns, settings.rounds))
     for count in counts:
-        # Of four reads one follows one operator or two, one two, and two one.
+        # Of four reads, one follows one or two operators, one follows two, and two follow one.
         value = 1e6 * detail[f"lazy {count}, s"] / count
         yield Figure("a read after every operator", f"{count} reads", value, "< 60", "us", detail=detail)
 

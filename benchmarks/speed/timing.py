@@ -13,27 +13,27 @@ import torch
 import lazyviz
 from lazyviz.record import native_recorder
 
-# One turn of something: seconds by name.  A turn may take several times (record, run).
+# One timed call: seconds by name.  A turn may measure several times (record, run).
 Turn = Callable[[], Mapping[str, float]]
 Times = Mapping[str, Sequence[float]]
 
 
 def settle() -> None:
-    """Nothing of what went before is left to be done: garbage, kernels under way."""
+    """Finish earlier work: collect garbage, and wait for running kernels."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def now() -> float:
-    """The time when all kernels launched so far have run."""
+    """The time after all kernels launched so far have run."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def timed(name: str, function: Callable[[], Any]) -> Turn:
-    """A turn that calls ``function`` and takes its time; what it returns is dropped after the clock."""
+    """A turn that times ``function``; its result is freed after the measurement."""
 
     def turn() -> dict[str, float]:
         settle()
@@ -47,11 +47,11 @@ def timed(name: str, function: Callable[[], Any]) -> Turn:
 
 
 def interleaved(turns: Sequence[Turn], rounds: int, *, warm_up: bool = True) -> dict[str, list[float]]:
-    """Rounds of all ``turns``, each round beginning with another of them.
+    """Run rounds of all ``turns``, each round beginning with another of them.
 
-    With ``warm_up`` each runs once more before it is timed, so that none pays for what the one before has
-    put in its place; what takes seconds does not need that.  A turn that begins with :func:`settle` finds the
-    processor's caches emptied by the collector, whichever it is.
+    With ``warm_up``, each turn runs once more before it is timed, so that it does not pay for state evicted
+    by the previous one; turns that take seconds do not need that.  Turns that begin with :func:`settle` all
+    start with processor caches evicted by the garbage collector.
     """
     times: dict[str, list[float]] = {}
     for number in range(rounds):
@@ -65,7 +65,7 @@ def interleaved(turns: Sequence[Turn], rounds: int, *, warm_up: bool = True) -> 
 
 
 def warm(turn: Turn) -> Turn:
-    """The turn after another one that is not timed: for rounds without a warm-up of all."""
+    """``turn`` preceded by an untimed one, for rounds without a general warm-up."""
 
     def second() -> Mapping[str, float]:
         turn()
@@ -75,17 +75,17 @@ def warm(turn: Turn) -> Turn:
 
 
 def ratio(times: Times, over: str, under: str) -> float:
-    """The median over the rounds of one time by another."""
+    """The median over the rounds of the ratio of two times."""
     return statistics.median(a / b for a, b in zip(times[over], times[under]))
 
 
 def medians(times: Times) -> dict[str, float]:
-    """The median of each, in seconds, for a figure's detail."""
+    """The median of each time in seconds, for a figure's detail."""
     return {f"{name}, s": statistics.median(values) for name, values in times.items()}
 
 
 class Lazily(NamedTuple):
-    """Turns of one program under lazyviz: ``turn``, what the last one left, and how many ops it had."""
+    """Turns of one program with lazyviz: ``turn``, the report of the last one, and its number of ops."""
 
     turn: Turn
     reports: list[lazyviz.session.lazy_graph.Report]
@@ -96,7 +96,7 @@ class Lazily(NamedTuple):
 
 
 def in_python(turn: Turn) -> Turn:
-    """The turn with the recorder in Python, also where the compiled one is there."""
+    """``turn`` with the recorder in Python, even if the compiled one is available."""
 
     def slower() -> Mapping[str, float]:
         before = native_recorder.active
@@ -112,8 +112,8 @@ def in_python(turn: Turn) -> Turn:
 def lazily(step: Callable[[], Any], *, backend: str = "eager", name: str = "lazyviz") -> Lazily:
     """A turn that records ``step`` and runs it: times ``record``, ``run``, ``total``, each after ``name``.
 
-    Recording is the whole ``with`` block, entering and leaving included; what the step returns lives until
-    the clock has stopped, as a user's variables do.
+    Recording is the whole ``with`` block, including enter and exit; the result of the step stays alive until
+    the end of the measurement, like a user's variables.
     """
     reports: list[lazyviz.session.lazy_graph.Report] = []
 

@@ -16,13 +16,13 @@ from .figures import Figure, Settings, say
 from .measured_programs import Program
 from .timing import in_python, interleaved, lazily, medians, ratio, timed, warm
 
-TRACINGS = 3  # of make_fx, which takes seconds
+TRACINGS = 3  # rounds of make_fx, which takes seconds
 
 
 def tracer(program: Program, device: str) -> Callable[[], torch.fx.GraphModule]:
     """The training step under ``make_fx`` with fake tensors.
 
-    It wants a function of tensors, so parameters are arguments, and SGD is spelled out.
+    It requires a function of tensors, so parameters are arguments, and SGD is written out.
     """
     model = program.on(device).model
     names = [name for name, _ in model.named_parameters()]
@@ -71,7 +71,7 @@ def compare(program: Program, settings: Settings, with_ltc: bool) -> Iterator[Fi
             yield Figure("warm record in Python / LTC record", program.name, value, detail=detail)
     yield Figure("warm record / eager", program.name, ratio(times, "lazyviz record", "eager"), detail=detail)
     trace = tracer(program, settings.device)
-    trace()  # what it imports and caches at first is not what is measured
+    trace()  # first imports and caches are not measured
     turns = [warm(ours.turn), timed("make_fx", trace)]
     tracing = interleaved(turns, settings.pick(TRACINGS, 1), warm_up=False)
     yield Figure(

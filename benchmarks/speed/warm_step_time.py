@@ -15,13 +15,13 @@ from .gpu_step_time import device_seconds
 from .measured_programs import Program
 from .timing import Turn, interleaved, lazily, medians, ratio, timed
 
-DEVICE_BOUND = 5  # on a GPU the criterion holds where device time is that many times recording time
+DEVICE_BOUND = 5  # on a GPU, the criterion applies only if device time is this many times recording time
 
-LOOP = 10  # steps one after another
+LOOP = 10  # number of consecutive steps
 
 
 def loops(program: Program, settings: Settings, rounds: int) -> Iterator[Figure]:
-    """Steps with nothing collected between them, as users train; each one's graph goes in the next."""
+    """Time steps without garbage collection in between, like a user's loop; each frees the previous graph."""
     step = program.on(settings.device).training_step()
 
     def lazily_once() -> None:
@@ -57,7 +57,7 @@ def compare(
             turns.append(lazy_tensor_core.lazily(program.on("lazy").training_step()))
         except lazy_tensor_core.Unavailable as error:
             missing = str(error)
-    for _ in range(2):  # the second finds what the first has prepared for it
+    for _ in range(2):  # the second round uses what the first one has cached
         for turn in turns:
             turn()
     times = interleaved(turns, rounds, warm_up=warm_up)
@@ -91,7 +91,7 @@ def measure(settings: Settings, case: str) -> Iterator[Figure]:
         yield from compare(program, settings, "<= 2.0", with_ltc=True, warm_up=True, rounds=rounds)
         yield from loops(program, settings, settings.rounds)
         return
-    # A quick run is of other sizes, and has no criterion.
+    # A quick run has other sizes, and no criterion.
     size = settings.pick({}, {"layers": 2, "batch": 2, "length": 64})
     program = measured_programs.gpt2_of_transformers(**size)
     rounds = settings.pick(min(settings.rounds, 7), 3)

@@ -172,7 +172,7 @@ def _recording_extent(script: Script, recorded: Recorded[Data], options: PlanOpt
 
 
 def _of_command_line(sentence: str) -> str:
-    """An error message for notebooks without what the command says by itself, and with its own hint."""
+    """An error message for notebooks, without the parts that the command prints itself, and with its hint."""
     sentence = sentence.replace("; the plan covers what was recorded before it", "")
     before, sign, _ = sentence.partition(" To continue, give the value")
     if not sign:

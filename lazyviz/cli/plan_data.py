@@ -28,12 +28,12 @@ Data = dict[str, Any]
 
 
 class _Whole(LazyGraph):
-    """The ops of a script's blocks together: copies, which are planned and drawn, and never run."""
+    """Copies of the ops of all of a script's blocks, which are planned and drawn, but never run."""
 
     def __init__(self, graph: LazyGraph) -> None:
         super().__init__(flattened(graph.ir), device=graph.device, code=graph.code)
         self.title = graph.title
-        del self._owned.graph  # the recorder, which has not made the copies, is not to release them
+        del self._owned.graph  # the recorder did not create the copies, so it must not release them
 
     @property
     def has_pending(self) -> bool:
@@ -44,7 +44,7 @@ class _Whole(LazyGraph):
         return "pending" if self.has_pending else "done"
 
     def __del__(self, *_: object) -> None:
-        """No pending op needs the copies."""
+        """Do nothing, because no pending op needs the copies."""
 
 
 def with_inner_blocks(graph: LazyGraph) -> LazyGraph:
@@ -55,8 +55,8 @@ def with_inner_blocks(graph: LazyGraph) -> LazyGraph:
 def plan_of(graph: LazyGraph, device: DeviceLike | None = None) -> Plan:
     """The plan of a script's graph, including lazy blocks that the script opens itself.
 
-    ``device`` defaults to the graph's. Always of eager PyTorch, because that will run the script: an
-    evaluation by lazyviz may peak elsewhere, and other changes may lower it.
+    ``device`` defaults to the graph's. Always for eager PyTorch, because that will run the script; an
+    evaluation by lazyviz may have another peak and other remedies.
     """
     return make_plan(flattened(graph.ir), device=graph.device if device is None else device, of="eager")
 
@@ -76,7 +76,7 @@ def described(graph: LazyGraph, plan: Plan | None = None) -> Data:
         "device": plan.device,
         "capacity_bytes": plan.capacity_bytes,
         "ops": len(graph.nodes),
-        # Of eager PyTorch: on a GPU, the allocator's memory and the context.
+        # For eager PyTorch: on a GPU, the allocator's memory and the context.
         "needed_bytes": plan.eager_peak_bytes if held is None else held + context,
         "eager_peak_bytes": plan.eager_peak_bytes,
         "eager_peak_range": list(plan.eager_peak_range),
@@ -139,7 +139,7 @@ def _time(plan: Plan) -> Data | None:
 
 
 def _read(site: SyncSite) -> Data:
-    """A place where the script reads values, and what had to run for it."""
+    """A place where the script reads values, and the ops that had to run for it."""
     return {
         "cause": site.cause,
         "line": _line(site.source),
@@ -180,11 +180,11 @@ def relative(file: str) -> str:
     return file[len(here) :] if file.startswith(here) else file
 
 
-INCOMPLETE = ("failed", "interrupted", "out of reach")  # ends of a recording that leave out steps
+INCOMPLETE = ("failed", "interrupted", "out of reach")  # reasons for which a recording ends before all steps
 
 
 def is_incomplete(data: Data) -> bool:
-    """Whether a script's plan lacks steps that it was to have."""
+    """Whether a script's plan lacks some of the requested steps."""
     steps, wanted = data.get("steps"), data.get("steps_wanted")
     fewer = isinstance(steps, int) and isinstance(wanted, int) and steps < wanted
     return fewer and data.get("end") in INCOMPLETE

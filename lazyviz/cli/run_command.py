@@ -44,7 +44,7 @@ class RunCounts:
     eager: int = 0  # optimizer steps that were not recorded
     reads: dict[tuple[Any, ...], list[int]] = field(
         default_factory=dict
-    )  # by place: number of reads, and of ops
+    )  # by place: number of reads, number of ops
 
     def add(self, graph: LazyGraph, report: Report | None) -> None:
         """Count a closed block and its evaluation."""
@@ -59,7 +59,7 @@ class RunCounts:
             self.seconds += report.seconds
             if report.peak_bytes is not None and report.peak_bytes > self.peak_bytes:
                 self.peak_bytes, self.largest = report.peak_bytes, report
-        if graph.runs.measured_peak > self.peak_bytes:  # at a sync point, which projects nothing
+        if graph.runs.measured_peak > self.peak_bytes:  # at a sync point, for which there is no projection
             self.peak_bytes, self.largest = graph.runs.measured_peak, None
 
     def sentences(self, script: Script, steps: int) -> list[str]:

@@ -112,7 +112,7 @@ def backend_counters() -> dict[str, dict[str, int]]:
 
 
 def find_backend(name: str) -> Backend | Cluster | None:
-    """The backend of that name; None stands for the built-in eager backend.
+    """The backend of that name; None means the built-in eager backend.
 
     Raises:
         ValueError: the backend is unknown (the message lists the available ones), or it needs a package.

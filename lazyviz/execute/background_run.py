@@ -1,7 +1,7 @@
 """Background run: kernels of a cached subgraph run on another thread while Python continues.
 
-That thread only runs kernels: it never holds the interpreter lock, makes no tensor of the user real, and does
-no bookkeeping.  Until the run is joined, its nodes are pending.  Therefore, anything that needs their
+That thread only runs kernels: it never holds the interpreter lock, materializes no tensor of the user, and
+does no bookkeeping.  Until the run is joined, its nodes are pending.  Therefore, anything that needs their
 results, writes what they read, or reads what they write reaches a sync point.  That joins the run first, or
 takes the results of its first nodes, up to the last one that is needed, while the others continue to run.
 """
@@ -32,10 +32,10 @@ class AsyncRun:
     that it draws from, instead of the program's.
     """
 
-    handle: list[Any]  # its C++ object, as soon as it has begun
+    handle: list[Any]  # its C++ object, once it has started
     times: array[float]
     generators: list[tuple[DrawSequence, torch.Generator]]
-    later: list[TrackedValue] | None = None  # those of the subgraph, at the beginning
+    later: list[TrackedValue] | None = None  # the subgraph's, when it started
     taken: int = 0  # number of nodes whose results were handed over, and that were marked as done
 
     @property
@@ -48,11 +48,11 @@ class AsyncRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether no kernel runs any more."""
+        """Whether all kernels have ended."""
         return bool(self.compiled.is_over())
 
     def wait(self, seconds: float) -> bool:
-        """Wait that long at most; whether no kernel runs any more."""
+        """Wait at most ``seconds``; returns whether all kernels have ended."""
         return bool(self.compiled.wait(seconds))
 
     def stop(self, error: BaseException) -> None:
@@ -77,19 +77,19 @@ class AsyncRun:
         """The values that its code hands over to nodes recorded before it began."""
         if self.later is None:
             later = subgraph.later
-            # Nodes recorded since it began are pending, and may need everything that the user has tensors of.
+            # Nodes recorded since it began are pending, and may need any value that the user has a tensor of.
             subgraph.whole, subgraph.later = False, [*later, *subgraph.users]
             self.later = later
         return self.later
 
     def wait_for_first(self, count: int, seconds: float) -> int:
-        """Wait that long at most until that many nodes have run, or no other will; how many have."""
+        """Wait at most ``seconds`` for ``count`` nodes or the end of the run; returns how many have run."""
         return int(self.compiled.wait_for_first(count, seconds))
 
     def take_first(self, subgraph: Subgraph, count: int) -> None:
         """Hand over the results of the first ``count`` nodes, which have run; can be called again.
 
-        The states of generators from which no other node draws are theirs from now on.
+        Generators from which no later node of the run draws get their final states.
         """
         self.compiled.hand_over_first(count, subgraph.users, self._later(subgraph), self.times)
         last = {subgraph.nodes[at].draws: at for at in subgraph.draws}
@@ -99,7 +99,7 @@ class AsyncRun:
 
 
 def part(subgraph: Subgraph) -> None:
-    """Its nodes have run: separate them from those of the next step, which was recorded meanwhile.
+    """Separate the subgraph's nodes, which have run, from those of the next step, recorded in the meantime.
 
     Outside memory that both use, and draw sequences that both belong to, would prevent the record from being
     freed with its owner.
@@ -113,7 +113,7 @@ def part(subgraph: Subgraph) -> None:
         node = subgraph.nodes[at]
         sequence = node.draws
         if sequence is None or sequence.last is None or sequence.last.state == "done":
-            continue  # nothing continues from it
+            continue  # no later draw continues from it
         if sequence not in parted:
             parted[sequence] = DrawSequence(sequence.generator, sequence.state)
         node.draws = parted[sequence]

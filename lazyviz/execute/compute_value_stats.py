@@ -211,7 +211,7 @@ class Summaries:
         self._infinite: set[Storage] = set()
 
     def node(self, node: TrackedNode, results: Sequence[torch.Tensor | None]) -> None:
-        """``node`` has run; its inputs still exist."""
+        """Called after ``node`` has run, while its inputs still exist."""
         start = time.perf_counter()
         try:
             self._node(node, results)
@@ -220,7 +220,7 @@ class Summaries:
         self.seconds += time.perf_counter() - start
 
     def part(self, value: TrackedValue, part: torch.Tensor, placement: Placement | None) -> None:
-        """A piece of the batch has computed its part of ``value``."""
+        """Called when a piece of the batch has computed its part of ``value``."""
         node = value.node
         if node is None or not isinstance(placement, Shard):
             return
@@ -235,7 +235,7 @@ class Summaries:
         self.seconds += time.perf_counter() - start
 
     def whole(self, value: TrackedValue, tensor: torch.Tensor) -> None:
-        """All pieces have computed their summands of ``value``."""
+        """Called when all pieces have computed their summands of ``value``."""
         if value.node is not None:
             summary = _summary_of(value.node, tensor)
             if summary is not None:

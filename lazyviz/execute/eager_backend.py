@@ -65,18 +65,18 @@ def run(
     """Run pending ``nodes``, given in program order with all they depend on.
 
     Args:
-        memory: counts what the run holds.
+        memory: counts the memory that the run holds.
         progress: called after each node with the number done, the total and the node.
-        cancelled: asked before each node.
-        timed: note each node's seconds (host time; only meaningful on a synchronous device).
-        around: is called before and after each node, to drop values and make them again.
-        seen: takes note of the values.
-        marks: is given CUDA events from before and after each node.
+        cancelled: called before each node; if it returns true, the run stops.
+        timed: store each node's seconds (host time; only meaningful on a synchronous device).
+        around: called before and after each node, to drop and recompute values.
+        seen: computes statistics of the values.
+        marks: receives CUDA events recorded before and after each node.
 
     Raises:
-        Interrupted: ``cancelled`` said so.
+        Interrupted: ``cancelled`` returned true.
         KeyboardInterrupt: the user interrupted; like a cancellation, between two ops.
-        Exception: what the kernel raised, with the recording line added to its message; the node
+        Exception: the kernel's error, with the recording line added to its message; the node
             is ``failed`` and may be evaluated again.
     """
     total = len(nodes)
@@ -207,7 +207,7 @@ class kernel_level:
 
 
 class _Outside(Transaction):
-    """The context of :meth:`kernel_level.outside`: handlers of signals may raise at any place of it."""
+    """The context of :meth:`kernel_level.outside`: signal handlers may raise anywhere in it."""
 
     def __init__(
         self,
@@ -248,8 +248,8 @@ class _Outside(Transaction):
         self._take_generators_back()
 
     def _lend_generators(self) -> None:
-        """Give generators the states that they would have if the run ended here: with pending draws, those
-        that tell that they have some, so that nothing else is drawn in between.
+        """Give generators the states that they would have if the run ended here. Those with pending draws get
+        states that mark them as such, so that no other draw comes in between.
         """
         inner = [state_of(generator) for generator, *_ in self._states]
         self._tape.generators.restore(self._states)
@@ -271,7 +271,7 @@ def check_interrupts(arrived: Deferred, cancelled: Callable[[], bool] | None, wh
 
     Raises:
         KeyboardInterrupt: the user interrupted.
-        Interrupted: ``cancelled`` says so.
+        Interrupted: ``cancelled`` returned true.
     """
     if arrived:
         arrived.handle(where)
@@ -376,7 +376,7 @@ def run_node(node: TrackedNode, memory: ResidentMemory, seen: Summaries | None =
 
 
 def _note(node: TrackedNode, ran: list[Any], memory: ResidentMemory, seen: Summaries | None) -> None:
-    """``node``'s kernel has run, with the result in ``ran``; may be called again if it was interrupted."""
+    """Bookkeeping after ``node``'s kernel, with the result in ``ran``; may be called again if interrupted."""
     if len(ran) == 1:
         if node.draws is not None:
             node.draws.state = state_of(node.draws.generator)
@@ -427,7 +427,7 @@ def store_result(value: TrackedValue, real: torch.Tensor | None) -> None:
 
 
 def consumed(node: TrackedNode, memory: ResidentMemory) -> None:
-    """``node`` has run: free the values that only it still needed."""
+    """Free the values that only ``node``, which has run, still needed."""
     node_passes.note_used((node,))
     free(node, memory)
 

@@ -11,9 +11,7 @@ STAYS = (
 
 
 def note_failure(node: TrackedNode, error: BaseException, *, midway: bool) -> None:
-    """The kernel of ``node`` raised ``error``; ``midway``: after it started writes that cannot be rolled
-    back.
-    """
+    """Record that ``node``'s kernel raised ``error``; ``midway``: after writes that cannot be rolled back."""
     if midway:
         where = f" at {node.source}: {node.source.text}" if node.source is not None else ""
         node.state = "failed"

@@ -51,7 +51,7 @@ class LRUCache(Generic[K, V]):
         return value
 
     def use(self, key: K) -> None:
-        """The value under ``key``, if there is one, becomes the most recently used."""
+        """Mark the value under ``key``, if there is one, as the most recently used."""
         if key in self._values:
             self._values.move_to_end(key)
 

@@ -1,4 +1,4 @@
-"""Measured memory of a run: the bytes that it holds, counted from the real sizes of its tensors."""
+"""Measured memory of a run: the bytes held, counted from the actual sizes of its tensors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ResidentMemory:
         self._storages: list[Storage] = list(self._sizes)
         self._bytes: list[int] = list(self._sizes.values())
         self._begins: list[int] = [0]
-        self._between: set[int] = set()  # which of these steps are no node's
+        self._between: set[int] = set()  # those of these steps that belong to no node
         self._freed: list[Storage] = []  # to be noted with the next step
         self._freed_bytes: list[int] = []
         self.now = sum(self._bytes)
@@ -57,7 +57,7 @@ class ResidentMemory:
         self._high = self.now
 
     def step(self, node: TrackedNode | None = None, *, shown: bool = True) -> None:
-        """The next node runs: memory freed before it no longer counts.
+        """Begin the step of the next node: memory freed before it no longer counts.
 
         The timeline omits a node that is not ``shown``; without ``node``, the memory counts for the next one.
         """
@@ -135,21 +135,21 @@ class ResidentMemory:
 
     def made(self, storage: Storage, real: torch.Tensor) -> None:
         size = _nbytes_of(_storage_of(real))
-        before = self._sizes.get(storage, 0)  # a sum of pieces exists before it is handed over
+        before = self._sizes.get(storage, 0)  # the sum of the pieces exists before it is delivered
         self._sizes[storage] = size
         if self._names:
             self._names.pop(storage, None)
         self._note_allocated(storage, size - before)
 
     def taken_over(self, storage: Storage, size: int) -> None:
-        """``size`` bytes that were counted in addition to ``storage`` are now its own."""
+        """Count ``size`` bytes that were added to ``storage`` as its own from now on."""
         before = self._sizes.get(storage, 0)
         self._sizes[storage] = size
         if before:
             self._note_freed(storage, before)
 
     def resized(self, storage: Storage, real: torch.Tensor) -> None:
-        """``out=`` may have resized its argument."""
+        """Update the size of a storage that ``out=`` may have resized."""
         origin = storage.origin
         if (before := self._sizes.get(origin)) is None:
             return

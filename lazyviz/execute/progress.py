@@ -60,7 +60,7 @@ class Run:
         self.ended: list[TrackedNode] = []
         self._started = time.perf_counter()
         self._forecast: Forecast | None = None
-        self._compiling: tuple[str, float] | None = None  # what, and since when
+        self._compiling: tuple[str, float] | None = None  # what is compiled, and since when
 
     def compiles(self, what: str | None) -> None:
         """Called by the executor while a backend compiles ``what``, and with None afterwards."""

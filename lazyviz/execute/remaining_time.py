@@ -38,9 +38,9 @@ class Forecast:
     """The share of a run's time that its first ops take."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        from ..plan.remat.recompute_selection import work  # imported by the first run that is followed
+        from ..plan.remat.recompute_selection import work  # imported by the first run with a progress display
 
-        # An odd number apart: a loop's rounds are not to show the same op each time.
+        # An odd stride, so that samples of a loop are not always the same op.
         seen = nodes[:: (len(nodes) // MOST_SEEN) | 1]
         self._rate = len(seen) / max(len(nodes), 1)
         expected = (_known.get(_key(node)) or work(node) / BYTES_PER_SECOND + CALL_SECONDS for node in seen)

@@ -27,9 +27,7 @@ from .measured_memory import ResidentMemory
 
 
 class RecomputeRun:
-    """What a run with recomputation does between its nodes; a context that leaves pending nodes
-    consistent.
-    """
+    """Actions between nodes of a run with recomputation; a context that leaves pending nodes consistent."""
 
     def __init__(self, tape: Tape, trace: Trace, schedule: RecomputeSchedule, memory: ResidentMemory) -> None:
         self.tape, self.trace, self.recomputed, self.memory = tape, trace, schedule, memory
@@ -69,7 +67,7 @@ class RecomputeRun:
             self._states[node] = node.draws.state
 
     def after(self, position: int) -> None:
-        """The node at ``position`` has run: drop values that are only needed later."""
+        """Called after the node at ``position`` has run: drop values that are only needed later."""
         node = self.nodes[position]
         if position in self._left:
             node.is_rematerialized = True
@@ -120,8 +118,8 @@ class RecomputeRun:
             raise
 
     def _deliver(self, node: TrackedNode, results: list[Any], given: set[TrackedValue]) -> None:
-        """May be called again with the same ``given`` if it was interrupted."""
-        beside: dict[Storage, int] = {}  # memory that exists already, computed once more
+        """Store the recomputed results. May be called again with the same ``given`` if it was interrupted."""
+        beside: dict[Storage, int] = {}  # recomputed memory that also exists already
         for value in node.outputs:
             if value.node is not node or results[value.index] is None or value in given:
                 continue

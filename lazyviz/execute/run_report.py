@@ -264,7 +264,7 @@ class Report(Tabular):
         return f" (projected {duration(projected)}, {format_deviation(projected / self.seconds - 1)})"
 
     def _misfit(self, projection: Projection | None) -> str:
-        """What to do if the calibration does not fit this machine any more."""
+        """Advice for a calibration that no longer fits this machine."""
         times = self._compared(projection)
         if times is None or times.misfit is None:
             return ""

@@ -21,7 +21,7 @@ SECONDS = 60.0
 """How long the process waits for a kernel that runs on a daemon thread."""
 
 _PATIENCE = 0.3  # seconds before a run is interrupted anywhere in Python, for example in a compiler
-_REST = 0.5  # seconds that a thread outside of lazyviz gets to end, since it last moved
+_REST = 0.5  # seconds that a thread outside of lazyviz gets to end, since it last made progress
 _LONGEST_REST = 2.0  # and since it was first seen there
 _AROUND = ("guarded_run",)  # the same for all threads, see record/interception/install_modes_and_patches.py
 _TICK = 0.002
@@ -35,7 +35,7 @@ _ends = False
 
 
 def uses() -> None:
-    """This thread is about to record or to evaluate; ``SystemExit`` if the process is ending.
+    """Called before this thread records or evaluates; raises ``SystemExit`` if the process is ending.
 
     The process does not wait for a thread that starts after the others were stopped.
     """
@@ -46,7 +46,7 @@ def uses() -> None:
 
 
 def enter(arrived: ArrivedSignals) -> None:
-    """A run begins on this thread; an entry in ``arrived`` stops it. Raises like :func:`uses`."""
+    """Called when a run begins on this thread; an entry in ``arrived`` stops it. Raises like :func:`uses`."""
     if (thread := threading.get_ident()) != _main:
         _threads.add(threading.current_thread())
         _runs.setdefault(thread, []).append(arrived)
@@ -55,7 +55,7 @@ def enter(arrived: ArrivedSignals) -> None:
 
 
 def leave(arrived: ArrivedSignals) -> None:
-    """The run that called ``enter`` has ended."""
+    """Called when the run that called ``enter`` has ended."""
     if (levels := _runs.get(threading.get_ident())) is not None:
         levels[:] = [each for each in levels if each is not arrived]
         if not levels:
@@ -68,13 +68,13 @@ def stop_all(seconds: float = SECONDS) -> None:
     global _ends
     _ends = True
     begin = time.monotonic()
-    interrupted_at: dict[int, float] = {}  # interrupted threads, with the time
+    interrupted_at: dict[int, float] = {}  # time at which each thread was interrupted
     _say_nothing_of_exits(interrupted_at)
     # Threads outside of lazyviz: their position, and since when.
     seen: dict[int, tuple[object, float, float]] = {}
     while (now := time.monotonic()) - begin < seconds:
         frames, here = sys._current_frames(), sys._getframe()
-        # By its frame, because gevent replaces the identities of threads by those of greenlets.
+        # Identified by its frame, because gevent replaces the identities of threads by those of greenlets.
         own = next(thread for thread, frame in frames.items() if frame is here)
         waits = False
         # A thread that waits for another thread's run has stored nothing yet.
@@ -103,10 +103,10 @@ def stop_all(seconds: float = SECONDS) -> None:
 
 
 def _say_nothing_of_exits(interrupted: Container[int | None]) -> None:
-    """Do not report a ``SystemExit`` in a callback, such as ``__del__``, or what ends an interrupted thread.
+    """Do not report ``SystemExit`` in callbacks such as ``__del__``, or errors that end interrupted threads.
 
-    Python ignores exceptions in callbacks and reports them as errors. The thread gets another one after it. A
-    C library, such as the one that draws pictures, reports that its callback failed by an error of its own.
+    Python ignores exceptions in callbacks and reports them as unraisable; the thread is then interrupted
+    again. A C library, such as the one that draws pictures, reports a failed callback as an error of its own.
     """
     report, report_end = sys.unraisablehook, threading.excepthook
 

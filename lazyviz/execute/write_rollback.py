@@ -1,10 +1,10 @@
-"""Rollback of in-place writes: writes of a failed kernel are undone, or running it again is refused.
+"""Rollback of in-place writes: undo the writes of a failed kernel, or refuse to run it again.
 
-An elementwise kernel allocates all its memory before it writes, and a kernel that overwrites without reading
-will write the same again.  Others may fail midway: batch norm, whose running statistics are written before
-its result, kernels that check indices while running, kernels over lists of tensors, and operators of other
-libraries.  Small outputs of such kernels are copied before they run (:data:`MOST_COPIED`); larger ones cannot
-be used after a failure (:mod:`lazyviz.record.partially_written_memory`).
+An elementwise kernel allocates all its memory before it writes, and a kernel that overwrites memory without
+reading it writes the same values again.  Others may fail midway: batch norm, whose running statistics are
+written before its result, kernels that check indices while running, kernels over lists of tensors, and
+operators of other libraries.  Small outputs of such kernels are copied before they run (:data:`MOST_COPIED`);
+larger ones cannot be used after a failure (:mod:`lazyviz.record.partially_written_memory`).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _put_back(tensors: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -
 
 
 def noted(begun: list[Any], kernel: Callable[[], Any]) -> Any:
-    """An iterator whose only item is the result of ``kernel``; ``begun`` has an item as soon as it is called.
+    """An iterator whose only item is the result of ``kernel``; ``begun`` gets an item just before the call.
 
     No Python code runs in between.
     """

@@ -35,7 +35,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class _Measured:
-    """The measured peak of a step, its projection if there is one, and what the text says about both."""
+    """The measured peak of a step, its projection if there is one, and text about both."""
 
     nbytes: int
     projected: int | None
@@ -43,7 +43,7 @@ class _Measured:
 
 
 def _measured(graph: LazyGraph, report: Report, plan: Plan) -> _Measured | None:
-    """The peak over all runs of a step. The last one, with this ``report``, ran what no read had needed."""
+    """The peak over all runs of a step; the last run, with this ``report``, ran the remaining pending ops."""
     if report.peak_bytes is None:
         return None
     earlier = graph.runs.measured_peak
@@ -93,7 +93,7 @@ class FirstSteps:
         self._left = steps if enabled else 0
         self._block: LazyBlock[LazyGraph] | None = None
         self._graph: LazyGraph | None = None
-        self._need: tuple[int, Plan] | None = None  # the most that a step has needed
+        self._need: tuple[int, Plan] | None = None  # the highest peak of a step
         self._largest: _Measured | None = None
         self._last: LazyGraph | None = None  # of the last step, as long as others are to be recorded
 

@@ -70,9 +70,9 @@ def plan_device(
 ) -> DevicePlan:
     """The plan of the storages ``tensors``, all recorded on ``device``, as if they lived on ``target``.
 
-    ``needs`` is the scratch memory by position, where it is not that of the nodes as recorded, ``room`` the
-    capacity where another plan has found it, maybe before some nodes ran.  ``of``: whose run is planned.
-    ``order``: the positions of the nodes as a lazyviz run runs them, if that is not program order.
+    ``needs`` is the scratch memory by position, if it differs from that of the recorded nodes; ``room`` the
+    capacity if another plan has determined it, possibly before some nodes ran; ``of`` the planned kind of
+    run. ``order``: the positions of the nodes as a lazyviz run runs them, if that is not program order.
     """
     gpu, eager = is_gpu(target), of == "eager"
     needs = scratch(graph, device, "cuda" if gpu else device.type) if needs is None else needs
@@ -127,9 +127,7 @@ def plan_device(
 
 
 def _both(tensors: Sequence[Lifetime], count: int, eager: bool) -> tuple[list[int], list[int]]:
-    """The bytes during each node of the planned run, and of eager PyTorch's, which are the same if that is
-    the planned one.
-    """
+    """The bytes during each node of the planned run, and of a run by eager PyTorch (maybe the same run)."""
     own = allocated(tensors, count)
     return own, own if eager else allocated(tensors, count, eager=True)
 
@@ -192,9 +190,9 @@ class _InRunOrder:
 
 
 def _with_fetches(graph: Graph, tensors: Sequence[Lifetime], needs: Mapping[int, Need]) -> Mapping[int, Need]:
-    """``needs``, and what plain PyTorch has in addition while a data loader makes the next batch.
+    """``needs``, plus the previous batch, which eager PyTorch holds while a data loader creates the next one.
 
-    A loop's variable still refers to the batch before then, while the next op's results do not exist yet.
+    The loop variable still refers to the previous batch, while the next op's results do not exist yet.
     """
     positions = {fetch.position for fetch in graph.fetches if fetch.beside}
     if not positions:

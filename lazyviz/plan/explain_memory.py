@@ -18,7 +18,7 @@ from .runtime.last_training_step import last_step
 from .units import format_bytes, format_range, format_share, looks_exact
 
 LARGEST = 5  # allocations listed
-REMEDIES = 3  # named
+REMEDIES = 3  # remedies listed
 LINES = 5  # source lines listed
 MODULES = 8
 PYTORCHS = frozenset({
@@ -27,7 +27,7 @@ PYTORCHS = frozenset({
     "_quantized", "mkldnn", "mkl", "onednn", "inductor", "profiler", "sparse", "streams", "higher_order",
     "lazyviz",
 })  # fmt: skip
-"""Namespaces of operators that come with PyTorch, or are ours."""
+"""Namespaces of operators that come with PyTorch, or are lazyviz's own."""
 
 
 def time_of_a_step(plan: Plan) -> tuple[Projection, list[str]] | None:
@@ -179,7 +179,7 @@ def _peak(plan: Plan) -> list[str]:
 
 
 def _unsure(plan: Plan) -> str:
-    """Which sizes of the graph are estimates."""
+    """Text that says which sizes of the graph are estimates."""
     if plan.estimated:
         return (
             ": the scratch memory of some kernels, and what cuDNN saves for the backward pass, are estimates"
@@ -232,7 +232,7 @@ def _remedies(plan: Plan) -> list[str]:
 
 
 def _then(plan: Plan, remedy: Remedy) -> str:
-    """Whether a plan that does not fit would fit with the remedy."""
+    """Text that says whether a plan that does not fit would fit with the remedy."""
     if plan.fits is not False or remedy.fits is None:
         return ""
     if not remedy.fits:

@@ -66,8 +66,8 @@ def largest_fitting(
 def fewest_pieces(blocks: int, ask: Callable[[int, int], tuple[bool, int]], room: int, too_big: int) -> int:
     """The fewest pieces of ``blocks`` that fit, from 2; as many as blocks if none do.
 
-    ``ask`` answers the question of :func:`largest_fitting` for the sizes of the first two pieces; ``too_big``
-    is the memory that the whole batch needs.
+    ``ask`` is the callback of :func:`largest_fitting`, called with the sizes of the first two pieces;
+    ``too_big`` is the memory that the whole batch needs.
     """
 
     def pieces(first: int) -> int:

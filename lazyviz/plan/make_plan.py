@@ -242,7 +242,7 @@ class Planner:
         return plan_device(self.graph, spans, device, target, needs, of=of, order=self._order)
 
     def by_lazyviz(self, spans: Sequence[Lifetime], whole: DevicePlan) -> DevicePlan:
-        """The plan ``whole``, of ``spans``, as of an evaluation by lazyviz."""
+        """The plan ``whole``, with lifetimes ``spans``, for an evaluation by lazyviz."""
         return whole if whole.of == "lazyviz" else self.planned(self.graph, spans, whole.scratch)
 
     def recomputed(self, spans: Sequence[Lifetime], whole: DevicePlan) -> tuple[DevicePlan, RecomputePlan]:
@@ -270,7 +270,7 @@ class Planner:
         whole: Callable[[], DevicePlan] | None = None,
     ) -> DevicePlan:
         """The plan of a run in pieces of these sizes; or ``whole()``, lazyviz's plan of the whole batch, if
-        reads keep so much of the batch that the run takes more than its pieces.
+        sync points keep more of the batch in memory than its pieces need.
         """
         assert self.batch is not None
         program = lay_out(self.graph, spans, self._needs, self.batch, sizes, total)
@@ -279,7 +279,7 @@ class Planner:
             return made
         steps = zip(whole().nodes, whole().timeline)
         kept = [nbytes for node, (_, nbytes) in steps if node in self._kept_at_reads]
-        # All steps are laid out as one run, in which what several reads keep would exist at once.
+        # All steps are laid out as one run, where values kept by several sync points would coexist.
         return made if max(kept) <= made.peak_bytes <= whole().peak_bytes else whole()
 
     @cached_property

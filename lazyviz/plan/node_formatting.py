@@ -24,7 +24,7 @@ def where(node: Node) -> str:
 
 
 def line_text(source: SourceLine) -> str:
-    """``"cell [7], line 3"``, ``"train.py:3"`` of a file: what the user can look up."""
+    """``"cell [7], line 3"``, ``"train.py:3"`` of a file: a position that the user can find."""
     return source.short
 
 
@@ -34,7 +34,7 @@ def line_with_text(source: SourceLine) -> str:
 
 
 def category_text(name: object) -> str:
-    """What texts and pictures call a category: ``"KV cache"`` for ``"kv_cache"``."""
+    """The displayed name of a category: ``"KV cache"`` for ``"kv_cache"``."""
     return "KV cache" if str(name) == "kv_cache" else str(name)
 
 

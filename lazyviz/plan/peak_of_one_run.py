@@ -21,9 +21,9 @@ from .workspace.workspace_lookup import scratch
 
 
 class Peak(NamedTuple):
-    """Peak bytes of a run on ``device``, by category; ``scratch``: what kernels took beside tensors.
+    """Peak bytes of a run on ``device``, by category; ``scratch``: the kernels' scratch memory.
 
-    ``total`` is the peak with scratch memory, too, which ``nbytes`` leaves out where no run can count it.
+    ``total`` is the peak including scratch memory, which ``nbytes`` omits where a run cannot measure it.
     """
 
     device: torch.device
@@ -54,7 +54,7 @@ class Categories(Mapping[Storage, Category]):
 
 
 class ByCategory(Mapping[Category, int]):
-    """The bytes of each category among ``alive`` storages, summed when asked.
+    """The bytes of each category among ``alive`` storages, summed on first access.
 
     Empty categories are left out; storages without a known category count as temporary.
     """
@@ -85,16 +85,16 @@ class ByCategory(Mapping[Category, int]):
 
 
 Held = tuple[Storage, int, int, int]
-"""A storage, its bytes, and the steps of a run from which and before which it is there."""
+"""A storage, its bytes, and the steps of a run at which it is allocated and freed."""
 
 
 def project(
     graphs: Sequence[Graph], nodes: Sequence[Node], pending: Collection[Node]
 ) -> tuple[Peak, Mapping[Storage, Category]]:
-    """The peak of running ``nodes`` of ``graphs``, in program order, and what each storage is for.
+    """The peak of running ``nodes`` of ``graphs``, in program order, and the category of each storage.
 
-    ``pending`` are the nodes of any graph that have not run; those beyond ``nodes`` may need, after the
-    run, what it works on.  A CPU's peak is of tensors alone, since that is what a run on the CPU can count.
+    ``pending`` are the nodes of any graph that have not run; the ones that are not in ``nodes`` may use the
+    run's tensors later.  On a CPU, the peak counts only tensors, because a run cannot measure anything else.
     """
     count = len(nodes)
     if len(pending) == count and len(graphs) == 1 and len(graphs[0].nodes) == count:
@@ -111,7 +111,7 @@ def project(
 
 
 def _held_by_all(graph: Graph) -> tuple[torch.device, list[Held]]:
-    """What a run of a whole graph holds on its main device; a position is a node's index."""
+    """The storages held by a run of a whole graph on its main device; positions are node indices."""
     count = len(graph.nodes)
     spans = [span for span in lifetimes(graph) if span.last_use is not None]
     device = main_device(spans)
@@ -125,7 +125,7 @@ def _held_by_all(graph: Graph) -> tuple[torch.device, list[Held]]:
 
 
 def _held_by_part(nodes: Sequence[Node], pending: Collection[Node]) -> tuple[torch.device, list[Held]]:
-    """The same for a run of some nodes; its cost grows with the nodes to run and the pending ones."""
+    """The same for a run of some nodes, in time linear in the nodes to run and the pending ones."""
     count = len(nodes)
     inside = set(nodes)
     kept = {value.storage.origin for node in pending if node not in inside for value in node.inputs}
@@ -165,7 +165,7 @@ def _known(graphs: Sequence[Graph]) -> dict[Storage, Lifetime]:
         for span in lifetimes(graph):
             if span.storage in own:
                 known[span.storage.origin] = span
-            else:  # of a graph that has run, or that need not run now
+            else:  # of a graph that has run, or need not run now
                 known.setdefault(span.storage.origin, span)
     return known
 
@@ -173,9 +173,10 @@ def _known(graphs: Sequence[Graph]) -> dict[Storage, Lifetime]:
 def parts_of(
     graphs: Sequence[Graph], nodes: Sequence[Node], pending: Iterable[Node]
 ) -> tuple[list[Lifetime], dict[int, int]]:
-    """What running ``nodes`` of ``graphs`` holds on its main device, and kernels' scratch memory by position.
+    """Lifetimes on the main device of a run of ``nodes``, and kernels' scratch memory by position.
 
-    ``kept`` is what stays after the run, for any reason; what other nodes made is from outside.
+    Storages that remain after the run, for any reason, are ``kept``; storages created by other nodes count as
+    outside storages.
     """
     inside = set(nodes)
     known = _known(graphs)
@@ -201,7 +202,7 @@ def parts_of(
 
 
 def _names(node: Node) -> set[Storage]:
-    """The storages that a node touches; memory that the record has met again has several."""
+    """The storages that a node accesses; memory that was recorded again has several storages."""
     return {
         *[value.storage for value in node.inputs],
         *[value.storage for value in node.outputs],
@@ -210,7 +211,7 @@ def _names(node: Node) -> set[Storage]:
 
 
 def _allocated(node: Node) -> set[Storage]:
-    """The storages that a node makes: neither its inputs', nor written in place."""
+    """The storages that a node allocates, without those of its inputs and those that it writes in place."""
     made = {
         value.storage
         for value in node.outputs
@@ -225,7 +226,7 @@ def highest(
     extra: Sequence[int],
     categories: Mapping[Storage, Category],
 ) -> Peak:
-    """The peak of a run on ``device`` that holds ``held``, with ``extra`` for kernels in each step."""
+    """The peak of a run on ``device`` that holds ``held``, plus ``extra`` scratch bytes in each step."""
     changes = [0] * (len(extra) + 1)
     for _, nbytes, start, stop in held:
         changes[start] += nbytes

@@ -21,7 +21,7 @@ class Table(NamedTuple):
     numbers: int = 1
 
     def text(self) -> str:
-        """Aligned; without rows the title alone."""
+        """The table as aligned text; only the title if there are no rows."""
         cells = [list(self.columns), *map(list, self.rows)]
         widths = [max(len(row[at]) for row in cells) for at in range(len(self.columns))]
         lines = [
@@ -40,7 +40,7 @@ class Table(NamedTuple):
         return self.html()
 
     def html(self) -> str:
-        # Not every host has a style for tables: marimo sets one column's text against the next.
+        # Not every host styles tables: marimo renders columns without any space between them.
         styles = [
             f"text-align:{'right;white-space:nowrap' if at < self.numbers else 'left'};padding:2px 10px"
             for at in range(len(self.columns))
@@ -73,7 +73,7 @@ class DisplayedText(str):
 
 
 class Tabular:
-    """What is shown as its ``table()``."""
+    """Base class of objects that are displayed as their ``table()``."""
 
     __slots__ = ()
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 @contextmanager
 def watched_steps(before: Callable[[Any], None], after: Callable[[Any], None]) -> Iterator[None]:
-    """Context in which both are called with the optimizer around each step that is not inside another one.
+    """Context in which ``before`` and ``after`` are called with the optimizer around each outermost step.
 
     This applies to optimizers whose class creates its first instance in the context, because PyTorch then
     wraps ``step``.

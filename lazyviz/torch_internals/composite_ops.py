@@ -1,6 +1,6 @@
 """Private torch APIs for composite ATen functions, each with its reason.
 
-Beside :mod:`lazyviz.torch_internals.private_api`, for recording.
+In addition to :mod:`lazyviz.torch_internals.private_api`, for recording.
 ``tests/torch_internals/test_private_apis.py`` checks each entry.
 """
 
@@ -41,20 +41,20 @@ class requires_grad_allowed(Transaction):
 
 
 def below_functorch(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in the wrappers of functorch's transforms, which have no memory of their own."""
+    """The tensor inside of functorch's wrappers, which have no memory of their own."""
     while is_functorch_wrapper(tensor):
         tensor = _content(tensor)
     return tensor
 
 
 def is_of_transform(tensor: torch.Tensor) -> bool:
-    """Whether it is in a wrapper of a transform that is being computed, and not in one that has been left."""
+    """Whether it is wrapped by a functorch transform that is still active."""
     return is_functorch_wrapper(tensor) and not _is_left(tensor)
 
 
 def composite_kernel(name: str) -> Callable[..., Any]:
     """ATen's own kernel of a composite such as ``matmul.out``."""
-    kernel = torch.library.get_kernel(f"aten::{name}", "CPU")  # the same one for every device
+    kernel = torch.library.get_kernel(f"aten::{name}", "CPU")  # the same for all devices
     return functools.partial(kernel.call_boxed, _CPU_KEYS)
 
 
@@ -67,9 +67,7 @@ _TRANSFORMS = _AFTER_SNAPSHOT.raw_repr() ^ _full_after(DispatchKey.AutocastCPU).
 
 
 class CompositeCall:
-    """A call of a composite at the first of its dispatch keys; calling it continues with ATen's own
-    kernel.
-    """
+    """A call of a composite op, intercepted at its first dispatch key; calling it continues with ATen's."""
 
     __slots__ = ("_go_on", "_keys")
 
@@ -79,9 +77,7 @@ class CompositeCall:
 
     @property
     def is_next(self) -> bool:
-        """Whether ATen's kernel is next: there is no autocast and no functorch layer, which would
-        call again.
-        """
+        """Whether ATen's kernel is next, without autocast or functorch layers, which would redispatch."""
         return not self._keys.raw_repr() & _TRANSFORMS
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -91,15 +87,15 @@ class CompositeCall:
         return self._go_on(self._keys, *args, **kwargs)
 
     def whole(self, *args: Any, **kwargs: Any) -> Any:
-        """The result without a gradient, of a call that modes see as one op (as in inference mode)."""
+        """The result without a gradient; modes see the call as a single op (as in inference mode)."""
         state = _state_on_entry() if _STATE_IS_NEEDED else contextlib.nullcontext()
         with torch._C._AutoDispatchBelowAutograd(), state:
             return self._go_on(self._keys & _BELOW_AUTOGRAD, *args, **kwargs)
 
 
-# Next (in inference mode), or below autograd, comes the key of dispatch modes. In torch 2.11 its kernel
-# requires the thread state on entry, which the kernel of PythonTLSSnapshot stores, and ours replaces that
-# one; torch 2.13 does not need it.
+# The next key (in inference mode, or below autograd) is that of dispatch modes. In torch 2.11, its kernel
+# requires the thread state on entry, which the kernel of PythonTLSSnapshot stores, but our kernels replace
+# that one; torch 2.13 does not need it.
 _STATE_IS_NEEDED = torch.__version__ < "2.13"
 
 
@@ -107,19 +103,20 @@ _STATE_IS_NEEDED = torch.__version__ < "2.13"
 def _entry_and_exit() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Constructor and destructor of ``at::impl::MaybeSetTLSOnEntryGuard``, which has no Python binding.
 
-    Looked up only once: a ctypes function refers to itself, so each one would wait for the garbage collector.
+    Looked up only once: a ctypes function refers to itself, so each one would stay alive until garbage
+    collection.
     """
     library = ctypes.PyDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
     name = "_ZN2at4impl23MaybeSetTLSOnEntryGuard"
     return library[f"{name}C1Ev"], library[f"{name}D1Ev"]
 
 
-_Guard = ctypes.c_char * 8  # cached, since the class would wait for the collector as well
+_Guard = ctypes.c_char * 8  # cached, because the class would also stay alive until garbage collection
 
 
 @contextlib.contextmanager
 def _state_on_entry() -> Iterator[None]:
-    """Has the effect of an object of that class while it exists."""
+    """Context with the effect of a ``MaybeSetTLSOnEntryGuard``."""
     enter, leave = _entry_and_exit()
     guard = _Guard()
     enter(ctypes.byref(guard))
@@ -135,7 +132,7 @@ Quick = Callable[[str, Callable[..., Any]], Any]
 def override_composites(
     kernels: Mapping[str, Callable[..., Any]], undo: list[Callable[[], object]], quick: Quick | None = None
 ) -> None:
-    """Put ``kernels`` before those of ATen's composites; the first entry in ``undo`` removes them.
+    """Register ``kernels`` that run before ATen's composites; the first entry in ``undo`` removes them.
 
     They are called with a :class:`CompositeCall` and the arguments, if a dispatch mode is active or a tensor
     is a wrapper subclass (only such calls have the key ``PythonTLSSnapshot``). ``quick`` is

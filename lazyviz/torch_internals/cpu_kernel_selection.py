@@ -1,6 +1,6 @@
-"""Private torch APIs that tell which CPU kernel PyTorch would select, each with its reason.
+"""Private torch APIs that show which CPU kernel PyTorch would select, each with its reason.
 
-Beside :mod:`lazyviz.torch_internals.private_api`, for the plan alone.
+In addition to :mod:`lazyviz.torch_internals.private_api`, for planning only.
 ``tests/torch_internals/test_private_apis.py`` checks each entry.
 """
 
@@ -36,7 +36,7 @@ def conv_backend(
     without memory are enough; its rules have no public API.
     """
     one = _ONE if dtype == torch.float32 else torch.empty(1, dtype=dtype, device="cpu")
-    with torch._C._DisableTorchDispatch():  # no mode needs to see this, because nothing is the user's
+    with torch._C._DisableTorchDispatch():  # hidden from modes, because no user tensors are involved
         backend = torch._C._select_conv_backend(
             one.expand(*shape),
             one.expand(*weight),
@@ -109,14 +109,14 @@ def scratch_of_call(
     """Bytes that a kernel holds at most besides its results, called with the arguments that ``create``
     returns.
 
-    ``None``: a profiler notes the allocations, or there is no such kernel, or no compiled module.
+    ``None``: a profiler is active, there is no such kernel, or the compiled module is missing.
     """
     with kernels_only():
         try:
             args, kwargs = create()
             op(*args, **kwargs)  # the first call may also fill caches that outlive it
             results, held = dispatcher_bypasses.measured(op, args, kwargs)
-        except (RuntimeError, NotImplementedError):  # no such kernel; the run will say so
+        except (RuntimeError, NotImplementedError):  # no such kernel; the run will raise the error
             return None
     if held is None:
         return None

@@ -1,6 +1,6 @@
 """Private torch APIs for CUDA Graph capture, each with its reason.
 
-``tests/execute/cuda_graphs/test_torch_cuda_calls.py`` checks that they are there.
+``tests/execute/cuda_graphs/test_torch_cuda_calls.py`` checks that they exist.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def clear_cublas_workspaces() -> None:
 
 
 def end_broken_capture(index: int, pool: Pool) -> None:
-    """Tell the allocator that a capture has ended that CUDA ended with an error.
+    """Tell the allocator that a capture has ended which failed with a CUDA error.
 
     ``CUDAGraph.capture_end`` (ATen's CUDAGraph.cpp) raises before it does so, and never releases its
     reference to ``pool``. Memory that is freed later would wait forever for the end of that capture.

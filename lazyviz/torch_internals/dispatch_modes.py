@@ -1,6 +1,6 @@
 """Private torch APIs for the dispatch modes of a thread, each with its reason.
 
-Beside :mod:`lazyviz.torch_internals.private_api`.
+In addition to :mod:`lazyviz.torch_internals.private_api`.
 ``tests/torch_internals/test_private_apis.py`` checks each entry.
 """
 
@@ -45,7 +45,7 @@ def dispatch_modes() -> list[Any]:
 def insert_mode_at_bottom(mode: TorchDispatchMode) -> None:
     """Put ``mode`` below the user's modes, because leaving a ``with`` pops the top mode, whichever it is.
 
-    It is there only once: the autograd engine restores a thread's modes by itself when a node fails.
+    It is inserted only once: the autograd engine restores a thread's modes by itself when a node fails.
     """
     if active_dispatch_modes():
         _exchange_modes([mode, *[other for other in dispatch_modes() if other is not mode]])
@@ -74,10 +74,10 @@ _ANY_MODE = TorchDispatchMode()
 
 
 def refresh_modes() -> None:
-    """Make PyTorch read this thread's modes again.
+    """Make PyTorch update its state for this thread's current modes.
 
     Leaving inference mode restores the dispatch keys that were active when it was entered, even if modes were
-    pushed or popped in between. With stale keys, modes are skipped, or looked for when there are none.
+    pushed or popped in between. With stale keys, modes are skipped, or looked up although there are none.
     """
     modes = [mode for mode in dispatch_modes() if mode is not _ANY_MODE]
     try:
@@ -127,7 +127,7 @@ _OF_MODES = (DispatchKey.Python, DispatchKey.PythonTLSSnapshot)
 
 
 def stray_keys() -> list[str]:
-    """Dispatch keys that this thread includes or excludes although no context is active, by name."""
+    """Names of dispatch keys that this thread includes or excludes although no context is active."""
     if torch.is_inference_mode_enabled():
         return []
     found = [f"{key.name} left out" for key in _LEFT_OUT if _dispatch_tls_is_dispatch_key_excluded(key)]
@@ -171,7 +171,7 @@ def _dispatch_state() -> _DispatchState:
 
 
 _enter_forced = _ForceDispatchKeyGuard.__enter__  # without what watches it while anything is pending
-_kept: list[Any] = []  # restore what they have changed when they are freed
+_kept: list[Any] = []  # these restore their changes when they are freed
 
 
 def _set_dispatch_state(state: _DispatchState) -> None:
@@ -185,7 +185,7 @@ def _set_dispatch_state(state: _DispatchState) -> None:
 
 
 class same_dispatch_state(Transaction):
-    """Context after which this thread dispatches ops as before it, whatever has stopped the code inside.
+    """Context after which this thread dispatches ops as before, even if an exception ended it.
 
     Contexts in Python, such as those of PyTorch's fake tensors, are not exited if an exception of another
     thread arrives as their exit begins.
@@ -199,7 +199,7 @@ class same_dispatch_state(Transaction):
         if _dispatch_state() == self._before:
             return
         seen = sys.exc_info()[1]
-        while seen is not None:  # their frames would exit contexts as late as they are freed
+        while seen is not None:  # their frames would exit contexts only when they are freed
             traceback.clear_frames(seen.__traceback__)
             seen = seen.__context__
         if _dispatch_state() != self._before:

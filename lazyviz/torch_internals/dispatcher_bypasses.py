@@ -1,4 +1,4 @@
-"""Private torch APIs for what bypasses the dispatcher: accesses to memory, overrides, the allocator's events.
+"""Private torch APIs for what bypasses the dispatcher: memory access, overrides, allocator events.
 
 Private:
 
@@ -16,13 +16,13 @@ import torch
 from . import native_module_loader
 from .private_api import make_wrapper_subclass
 
-# If there is no memory yet, reading an address is an error, as for PyTorch's own fake tensors, and not null.
+# Without memory, reading the data pointer raises an error, as for PyTorch's own fake tensors.
 _refuse_addresses = torch._C._set_throw_on_mutable_data_ptr
 
 EXPORTS = (torch._C._to_dlpack,)  # C functions that export an argument's memory
 # `torch.FloatTensor` and similar types, which read tensors in lists.
 LEGACY_TYPES = tuple(sorted(torch._tensor_classes, key=str))
-# Methods with which C++ code that creates a tensor, or an index, from a list reads the numbers in it.
+# Methods that C++ code calls to read numbers in a list when it creates a tensor or an index from it.
 NUMBERS = ("__index__", "__int__", "__float__", "__bool__", "__complex__")
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 FILE_WRITER = torch._C.PyTorchFileWriter  # writes the storages that `torch.save` finds
@@ -69,12 +69,12 @@ def overrides_exist() -> bool:
 
 
 def function_modes() -> list[Any]:
-    """The function modes (``with torch.device("cuda")``) that calls go to, before an argument's override."""
+    """The active function modes (``with torch.device("cuda")``), called before an argument's override."""
     return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
 
 
 def put_function_modes(modes: list[Any]) -> None:
-    """Make ``modes`` the function modes, of which only the last ones differ from those now."""
+    """Set the function modes to ``modes``; only the last ones may differ from the current ones."""
     while len(now := function_modes()) > len(modes):
         torch._C._pop_torch_function_stack()
     for mode in modes[len(now) :]:
@@ -90,19 +90,17 @@ _native: Any = native_module_loader.load("allocations.cpp")
 
 
 def begin_measuring() -> None:
-    """Note what this thread allocates on the CPU, until :func:`end_measuring`.
+    """Record this thread's CPU allocations until :func:`end_measuring`.
 
-    Does nothing without the compiled module, or if a profiler is active.  Until the end, no memory should be
-    freed that was there before, because the allocator warns of that.
+    Does nothing without the compiled module, or if a profiler is active.  Until the end, no older memory
+    should be freed, because the allocator warns about that.
     """
     if _native is not None:
         _native.begin()
 
 
 def end_measuring() -> int | None:
-    """Bytes held at most since :func:`begin_measuring`, in addition to what was there; ``None``: not
-    measured.
-    """
+    """Peak bytes since :func:`begin_measuring`, in addition to older memory; ``None``: not measured."""
     held: int | None = _native.end() if _native is not None else None
     return held
 
@@ -110,7 +108,7 @@ def end_measuring() -> int | None:
 def measured(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, int | None]:
-    """The result of a call, and what :func:`end_measuring` would return after it."""
+    """The result of a call, and its peak bytes as in :func:`end_measuring`."""
     if _native is None:
         return function(*args, **kwargs), None
     found: tuple[Any, int | None] = _native.measured(function, args, kwargs)

@@ -28,14 +28,14 @@ BACKWARD_CALLS = tuple(name for name in ("apply", "apply_boxed") if hasattr(Cust
 # most of a second, so it is imported only if it is needed.
 KEEPS_WHAT_IT_FINDS = "torch._dynamo"
 EXPORT = "torch._dynamo.export"
-# What tracers make a fake tensor of a given one with, and what `pipeline` traces a model with.
+# The method with which tracers create fake tensors, and the function with which `pipeline` traces a model.
 MAKE_FAKE = (FakeTensorConverter, "from_real_tensor")
 PIPELINES, TRACE_PIPELINE = "torch.distributed.pipelining._IR", "_trace_with_export"
-# What compiles backward passes while it is entered.
+# The context that compiles backward passes.
 COMPILED_BACKWARD, ENABLE_COMPILED_BACKWARD = "torch._dynamo.compiled_autograd", "_enable"
-# What AOTAutograd checks at a compiled function's first call, for tensors of these types.
+# The tensor types that AOTAutograd checks at a compiled function's first call.
 AOT_WRAPPERS, HANDLED_TYPES = "torch._functorch._aot_autograd.runtime_wrappers", "HANDLED_TYPES"
-# Flex attention's operator, and the function that calls it, by its name there.
+# The modules of flex attention's operator and of the function that calls it, and the operator's name there.
 FLEX_OPERATOR, FLEX_FUNCTION = "torch._higher_order_ops.flex_attention", "torch.nn.attention.flex_attention"
 FLEX_CALLED = "flex_attention_hop"
 # Dynamo's hook on this thread's frames, and the mark of code that it skips.
@@ -50,7 +50,7 @@ def drop_rules_of(is_replacement: Callable[[Any], bool]) -> None:
     """Rebuild Dynamo's table of rules, if it was built while functions of PyTorch were patched.
 
     The table is created once, from the functions that exist when it is first needed. A table with our
-    replacements has no rules for the originals, so no program could trace them any more.
+    replacements has no rules for the originals, so they could no longer be traced.
     """
     global _checked
     rules = sys.modules.get("torch._dynamo.trace_rules")
@@ -280,7 +280,7 @@ def compile_graph(
     and the code is valid for all sizes that meet the compiler's assumptions.
     """
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of torch about itself
+        warnings.simplefilter("ignore", DeprecationWarning)  # warnings of torch about its own code
         from torch._dynamo.source import ConstantSource
         from torch._inductor import config
         from torch._inductor.compile_fx import compile_fx
@@ -336,6 +336,6 @@ def _holding(environment: Any, symbol: Any) -> Callable[[int], bool]:
 def raise_in_thread(thread: int, kind: type[BaseException]) -> None:
     """Raise ``kind`` between two Python instructions of the thread with this ident.
 
-    Compilers have no way to stop them, and CPython's function for this has no Python binding.
+    Compilers cannot be stopped in another way, and CPython's function for this has no Python binding.
     """
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))

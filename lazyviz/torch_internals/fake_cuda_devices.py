@@ -1,4 +1,4 @@
-"""Private torch APIs for fake CUDA: they replace CUDA if it is absent, each with its reason.
+"""Private torch APIs for fake CUDA devices, which replace CUDA if it is absent, each with its reason.
 
 For C++, a planned tensor must never be a CUDA tensor: without a CUDA runtime, the autograd engine and device
 guards terminate the process.  For C++, it is on a device of type ``meta``, whose backward pass runs on the
@@ -45,7 +45,7 @@ synchronize: Callable[..., None] = torch.cuda.synchronize
 max_memory_allocated: Callable[..., int] = torch.cuda.max_memory_allocated
 
 MOST_DEVICES = 8
-# Index of the meta device that stands for cuda:0; users have no reason to number their meta devices.
+# Index of the meta device that represents cuda:0; users have no reason to number their meta devices.
 _FIRST_INDEX = 100
 STAND_INS: dict[torch.device, torch.device] = {}
 """The device that C++ sees for each ``cuda:N``; empty where CUDA is present."""
@@ -93,7 +93,7 @@ def without_autocast() -> Any:
 
 def has_autocast(name: str) -> bool:
     """Whether ``torch.autocast("cuda")`` has a rule for ATen's operator of that name (``"norm.Scalar"``)."""
-    name = f"aten::{name}"  # this may not exist, which makes the second query an error
+    name = f"aten::{name}"  # it may not exist, and then the second query raises an error
     return torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(
         name, "AutocastCUDA"
     )

@@ -154,7 +154,7 @@ _INTEGERS = (torch.int32, torch.int64)
 
 
 class _WithHostMemory(TorchDispatchMode):
-    """Allocates integers on the CPU at once; other ops, such as those of buckets, go on to modes below."""
+    """Allocates CPU integers immediately; other ops, such as those of buckets, go on to modes below."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -194,7 +194,7 @@ def start(rank: int, size: int, backend: str) -> None:
             backend, store=torch._C._distributed_c10d.HashStore(), rank=rank, world_size=size
         )
     finally:
-        sys.excepthook = hook  # PyTorch puts the rank in front of it
+        sys.excepthook = hook  # PyTorch prefixes it with the rank
 
 
 def call_itself(function: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The fastest way to call a recorded operator that is proven to be equivalent.
+"""Fastest equivalent call of a recorded operator, found by trying functions under a dispatch mode.
 
 ``torch.ops.aten.add.Tensor(x, y)`` matches its arguments with the schema of the operator and boxes them;
 ``torch.add(x, y)`` is compiled for them, and is faster.  Which overload it calls depends on its arguments, so

@@ -20,7 +20,7 @@ Spec = tuple[Sequence[int], Sequence[int], torch.dtype, torch.device]
 
 
 def decompositions(more: Sequence[Any] = ()) -> dict[Any, Callable[..., Any]]:
-    """PyTorch's own decompositions into its core operators, and those for ``more``."""
+    """PyTorch's decompositions into core operators, plus those of the operators in ``more``."""
     return {**core_aten_decompositions(), **get_decompositions(more)}
 
 
@@ -42,7 +42,7 @@ def functional_graph(
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of torch about itself
+        warnings.simplefilter("ignore", DeprecationWarning)  # warnings of torch about its own code
         with FakeTensorMode(shape_env=ShapeEnv()):
             fakes = [
                 torch.empty_strided(shape, stride, dtype=dtype, device=device)

@@ -1,6 +1,6 @@
 """Private torch APIs for random generators, and replacement of their methods.
 
-Beside :mod:`lazyviz.torch_internals.private_api`, for recording.
+In addition to :mod:`lazyviz.torch_internals.private_api`, for recording.
 ``tests/torch_internals/test_private_apis.py`` checks each entry.
 """
 

@@ -21,7 +21,7 @@ is_available: bool = _native is not None
 
 
 def observed_thread() -> int:
-    """The thread whose calls are being observed, or 0; there is one observation at a time."""
+    """The thread whose calls are being observed, or 0; only one observation is possible at a time."""
     return 0 if _native is None else int(_native.thread())
 
 

@@ -101,7 +101,7 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 """Numbers of a tracer: they cannot be hashed, and comparing them may add a guard to what is traced."""
 
 DEVICES_WITHOUT_STORAGE = frozenset(("lazy", "xla", "vulkan"))
-"""Types of devices whose tensors have no storage: PyTorch reads a null pointer where it is asked for."""
+"""Types of devices whose tensors have no storage: PyTorch dereferences a null pointer on access."""
 
 
 def has_storage(tensor: torch.Tensor) -> bool:
@@ -349,7 +349,7 @@ _enter_inference, _leave_inference = _InferenceGuard.__enter__, _InferenceGuard.
 
 
 class inference_mode(Transaction):
-    """``torch.inference_mode(enabled)`` for our own use, which is not watched."""
+    """``torch.inference_mode(enabled)`` for internal use, without lazyviz's hooks."""
 
     def __init__(self, enabled: bool) -> None:
         self._enabled = enabled
@@ -362,18 +362,18 @@ class inference_mode(Transaction):
 
 # --- compilers --------------------------------------------------------------------
 
-# Functions of `torch.jit` that run TorchScript's tracer, and what to call them; ONNX exports use the last.
+# Functions of `torch.jit` that run TorchScript's tracer, with their displayed names; ONNX uses the last.
 TRACED_BY = {
     "trace": "torch.jit.trace",
     "trace_module": "torch.jit.trace_module",
     "_get_trace_graph": "tracing a program",
 }
-# The methods by which Python calls what TorchScript has compiled.
+# The methods with which Python calls compiled TorchScript.
 SCRIPT_CALLS: tuple[tuple[type, str], ...] = (
     (torch._C.ScriptFunction, "__call__"),
     (torch._C.ScriptMethod, "__call__"),
 )
-# Tensors of torch.export and torch.compile: their own modes know what to do with them.
+# Tensors of torch.export and torch.compile, which are handled by their own modes.
 TRACING_TENSORS = (FakeTensor, FunctionalTensor)
 
 
@@ -526,15 +526,15 @@ def quiet_shape_rules() -> Iterator[None]:
 
 
 def is_redispatched(tensor: torch.Tensor) -> bool:
-    """Whether the class of ``tensor`` has handed on the next function called for it; this is asked once.
+    """Whether the class of ``tensor`` has redispatched the next function call; can be queried only once.
 
-    ``torch.overrides.redispatch_function`` says so to the first query in C++, whoever makes it.
+    ``torch.overrides.redispatch_function`` sets a flag that the first query in C++ consumes.
     """
     return torch._C._is_torch_function_enabled() and not torch._C._has_torch_function_unary(tensor)
 
 
 def redispatching(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, which does not ask the class of its arguments: that has handed on the call."""
+    """``function`` without ``__torch_function__`` of its arguments' class, which redispatched the call."""
 
     def redispatched(*args: Any, **kwargs: Any) -> Any:
         return torch._C._skip_one_hop_torch_function(function, (), args, kwargs)

@@ -1,18 +1,18 @@
-"""Redispatch of calls that the handler of a dispatch mode leaves to others: subclasses, composite ops.
+"""Redispatch from a dispatch mode's handler: to tensor subclasses, and to decompositions of composite ops.
 
 Private:
 
 - ``_push_mode``, ``_pop_mode``: PyTorch removes a mode from the stack while its handler runs, but calls that
-the handler leaves to others must reach the mode.
-- ``DisableTorchFunctionSubclass``: a mode's handler runs with ``__torch_function__`` enabled, though
-  the op that it is given has been through that.
+  it redispatches must reach the mode.
+- ``DisableTorchFunctionSubclass``: a mode's handler runs with ``__torch_function__`` enabled, although
+  the op has already passed it.
 - ``torch.distributed.tensor._api``, ``DTensor.__torch_dispatch__``: a DTensor's ops are dispatched in C++.
-- ``HigherOrderOperator.py_kernels``: what such an operator does where nothing traces or compiles it.
+- ``HigherOrderOperator.py_kernels``: the kernels of such operators outside of tracing and compilation.
 - ``_dispatch_tls_local_include_set``, ``_dispatch_tls_local_exclude_set``, ``_ForceDispatchKeyGuard``:
-functions of the user that are called while a mode's handler runs (signal handlers, for example) would be at
-its level, where ops see neither autograd nor modes.
-- ``OpOverload.decompose``, ``_can_decompose``, the dispatcher's keys: in inference mode functions made
-  of other ops reach modes whole, past the layer that tracks views; the ops in them pass it.
+  user functions that are called while a mode's handler runs (signal handlers, for example) would run at
+  its level, where neither autograd nor modes see ops.
+- ``OpOverload.decompose``, ``_can_decompose``, the dispatcher's keys: in inference mode, composite
+  functions reach modes as one op, without passing the layer that tracks views; their own ops pass it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ past_torch_function = torch._C.DisableTorchFunctionSubclass
 _HIDDEN = _LAZY_TENSORS | torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 _SNAPSHOT = torch._C.DispatchKeySet(
     torch._C.DispatchKey.PythonTLSSnapshot
-)  # where kernels of ours come first
+)  # the key at which lazyviz's kernels are registered
 
 
 def _seeing_views() -> Any:
@@ -69,7 +69,7 @@ def user_level(mode: TorchDispatchMode) -> AbstractContextManager[Any]:
     dispatched: ``mode`` is on the stack, and autograd and ``__torch_function__`` see the ops.  No effect
     where no op is dispatched, and in inference mode, whose keys differ.
 
-    Of autocast only what is known at the op's level is restored: it is off if the op has been through it.
+    Autocast is restored only as far as the op's level shows it: it is off if the op has passed it.
     """
     if not is_in_op() or torch.is_inference_mode_enabled():
         return nullcontext()
@@ -108,10 +108,9 @@ def _in_place(mode: TorchDispatchMode | None) -> Iterator[None]:
 
 
 def is_dispatched_in_cpp(cls: type) -> bool:
-    """Whether PyTorch itself dispatches ops on DTensors, so that the handler of their class only requests
-    that.
+    """Whether ops on this class are dispatched in C++, as for DTensor, whose handler only requests that.
 
-    To request it, a mode, and any class that is asked before, returns ``NotImplemented``.
+    To request it, a mode, and any class before it, returns ``NotImplemented``.
     """
     module = sys.modules.get("torch.distributed.tensor._api")
     if module is None:
@@ -128,7 +127,7 @@ def ask_subclasses(
 ) -> Any:
     """The result of the first of ``classes`` that handles the call; ``NotImplemented`` if none does.
 
-    They see only these classes as types; ``mode`` sees the ops that they call.
+    The handlers get only these classes as types; ``mode`` sees the ops that they call.
     """
     with _in_place(mode):
         for cls in classes:
@@ -139,9 +138,9 @@ def ask_subclasses(
 
 
 def consists_of_ops(op: OpOverload) -> bool:
-    """Whether ``op`` is a function made of other ops on every device, as ``matmul`` is.
+    """Whether ``op`` is composite on every device, like ``matmul``.
 
-    A mode would see other ops in ``max_pool1d`` than eager mode runs.
+    ``max_pool1d`` is excluded, because a mode would see other ops than eager mode runs.
     """
     if op is torch.ops.aten.max_pool1d.default:
         return False
@@ -150,8 +149,8 @@ def consists_of_ops(op: OpOverload) -> bool:
 
 
 def makes_views_by_decomposition(op: OpOverload) -> bool:
-    """Whether ``op`` returns views of its arguments, or may, that are tracked only by the ops it
-    consists of.
+    """Whether ``op`` may return views of its arguments that are tracked only by the ops in its
+    decomposition.
     """
     returns = op._schema.returns
     if not any(item.alias_info is not None and not item.alias_info.is_write for item in returns):
@@ -167,7 +166,7 @@ def dense_kernel(op: Any) -> Callable[..., Any] | None:
     kernels: Any = getattr(op, "py_kernels", {})
     kernel: Callable[..., Any] | None = kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
     if isinstance(kernel, FunctionType) and _CURRENT_MODE in kernel.__globals__:
-        # It refuses to run under a mode, because PyTorch's modes would have traced it.
+        # It refuses to run under a mode, expecting that the mode should have traced it.
         names = {**kernel.__globals__, _CURRENT_MODE: _no_mode}
         copy = FunctionType(kernel.__code__, names, kernel.__name__, kernel.__defaults__, kernel.__closure__)
         copy.__kwdefaults__ = kernel.__kwdefaults__
@@ -179,7 +178,7 @@ _CURRENT_MODE = "_get_current_dispatch_mode"
 
 
 def _no_mode() -> None:
-    """Replaces the function that returns the active mode."""
+    """Replacement for the function that returns the active mode."""
 
 
 def call_kernel(
@@ -197,5 +196,6 @@ def call_decomposed(
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     with _in_place(mode), _seeing_views():
         if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), composite):
-            return op._op_dk(composite, *args, **kwargs)  # what eager mode calls, and not its likes in Python
+            # The kernel of eager mode, not a Python decomposition.
+            return op._op_dk(composite, *args, **kwargs)
         return op.decompose(*args, **kwargs)

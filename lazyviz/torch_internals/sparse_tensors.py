@@ -1,4 +1,4 @@
-"""Sparse tensors whose components may be pending: how they are made and taken apart without being read.
+"""Sparse tensors whose components may be pending: construction and access without reading values.
 
 Private:
 
@@ -101,7 +101,7 @@ are_checked: Callable[[], bool] = torch.sparse.check_sparse_tensor_invariants.is
 
 
 def make_differentiable(example: torch.Tensor, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A sparse tensor like ``example`` of other components, through which autograd passes gradients."""
+    """A sparse tensor like ``example`` with other components, differentiable with respect to them."""
     made: torch.Tensor
     values = parts[-1]
     options = {"dtype": values.dtype, "layout": example.layout, "device": values.device, "pin_memory": False}

@@ -1,7 +1,8 @@
 """Private torch APIs for a storage's internals: who owns its memory, and other references to it.
 
-Beside :mod:`lazyviz.torch_internals.private_api`, for :mod:`lazyviz.record.interception.external_aliases`.
-``tests/torch_internals/test_private_apis.py`` checks each entry.
+In addition to :mod:`lazyviz.torch_internals.private_api`, for
+:mod:`lazyviz.record.interception.external_aliases`. ``tests/torch_internals/test_private_apis.py`` checks
+each entry.
 
 PyTorch has no public way to ask who owns a storage's memory.  The owner follows from the function that will
 free it (the deleter) and that function's argument, which are fields of the C++ object.  Their offsets are
@@ -170,7 +171,8 @@ def is_private_mapping(memory: Memory) -> bool:
     """Whether it is a private mapping of a file, whose writes nobody else sees.
 
     PyTorch reports the name of a shared mapping, but for a private one it reports nothing that would not also
-    hold for a block of shared memory. The operating system knows; where it cannot be asked, the answer is no.
+    hold for a block of shared memory. The operating system knows; where it cannot be queried, the result is
+    False.
     """
     if memory.deleter != _MAPPED:
         return False

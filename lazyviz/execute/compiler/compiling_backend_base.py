@@ -120,7 +120,7 @@ class SegmentCompiler(ABC):
         return Compiled(Call(cuts, variant, program.scalars, program.shapes), reason is None, reason, reuse)
 
     def forget(self, segment: Segment, why: str) -> None:
-        """The code for ``segment`` is wrong: it must not be run or compiled again."""
+        """Discard the wrong code for ``segment``: it must not be run or compiled again."""
         inner = cut_first(segment)
         program = program_of(inner.nodes, _needed(inner))
         with self._lock:

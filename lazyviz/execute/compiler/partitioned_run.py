@@ -60,7 +60,7 @@ class Outcome:
     seconds: float = 0.0
 
     def ran(self, count: int, compiled: object) -> None:
-        """Code for ``count`` ops has run."""
+        """Record that code for ``count`` ops has run."""
         left, why = (
             compiled.left() if isinstance(compiled, Compiled) and compiled.left is not None else (0, ())
         )

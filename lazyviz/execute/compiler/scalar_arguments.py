@@ -13,7 +13,7 @@ from ...torch_internals.private_api import OpOverload
 
 # Arguments that optimizers recompute in each step (bias corrections, learning rates).
 _VARYING = {"value", "alpha", "other", "scalar", "scalars"}
-# Operators that write a number, which lack the tag of those that compute with it.
+# Operators that fill a tensor with a number; they lack the tag of operators that compute with numbers.
 _FILL = {"fill", "fill_", "full", "full_like", "new_full", "scalar_tensor"}
 
 

@@ -67,7 +67,7 @@ class SegmentCache:
         )
 
     def add(self, subgraph: Subgraph, backend: Backend, reuse: Reuse) -> None:
-        """The subgraph has run as one segment; ``reuse`` finds its code."""
+        """Add a subgraph that has run as one segment; ``reuse`` finds its code."""
         assert subgraph.key is not None
         self._known[subgraph.key] = _Known(backend, reuse)
 
@@ -103,7 +103,7 @@ def run_compiled(
     drawing = [nodes[at] for at in subgraph.draws]
     draws: dict[DrawSequence, None] = {node.draws: None for node in drawing if node.draws is not None}
     if len({id(sequence.generator) for sequence in draws}) < len(draws):
-        return False  # reseeded in between this time, but code draws from one state
+        return False  # seeded in between in this recording, but the code draws from one state
     reals: list[torch.Tensor] = []
     for value in subgraph.outside:
         if value.real is None:
@@ -142,7 +142,7 @@ def run_compiled(
 
 
 def note_partial_write(nodes: Sequence[TrackedNode], error: BaseException) -> None:
-    """Code for ``nodes`` has raised ``error``; outside memory may have been written, or not.
+    """Handle ``error``, raised by the code for ``nodes``, which may have written outside memory.
 
     Raises:
         RuntimeError: it may have been written, so the nodes can never be run again.

@@ -93,7 +93,7 @@ class CudaGraphsBackend:
             return variant.compiled.compile(segment, inputs, reason)
 
     def forget(self, segment: Segment, why: str) -> None:
-        """The capture of ``segment`` is wrong: it must not be launched or captured again."""
+        """Discard the wrong capture of ``segment``: it must not be launched or captured again."""
         with self.lock:
             variant = self.programs.find(program_of(cut_first(segment).nodes, ()))
             if variant is not None:
@@ -157,7 +157,7 @@ class Known:
             at for at, node in enumerate(segment.nodes) if moving(node.op) and at not in self.layout.first
         ]
         self._scalars: list[Any] = []  # in the last examined run
-        self._varying: dict[int, tuple[Any, Any]] = {}  # numbers that changed, by position: before, after
+        self._varying: dict[int, tuple[Any, Any]] = {}  # numbers that changed, by position: (before, after)
         self.alone: dict[int, str] = {}  # nodes that turned out not to be capturable
         self._on_other_device: set[int] = set()  # values that are on another device than recorded
         self._handed: Collection[int] = ()  # storages of the outputs in the run node by node
@@ -182,7 +182,7 @@ class Known:
     # --- finding or creating a captured form ---------------------------------------------------
 
     def compile(self, segment: Segment, inputs: Sequence[torch.Tensor], reason: str) -> Compiled:
-        """The callable that runs a recording of it; like :meth:`CudaGraphsBackend.compile`."""
+        """The callable that runs a recording of the program; like :meth:`CudaGraphsBackend.compile`."""
         if self.device is None:
             self.refuse("CUDA Graphs: no op is on a CUDA device")
         if self.why_not:
@@ -351,7 +351,7 @@ class Known:
             )
 
     def _check_unsupported(self, segment_outputs: SegmentOutputs, loose: Container[int]) -> None:
-        """Raise :class:`Refused` if a tensor is described by a record that its kernel did not follow."""
+        """Raise :class:`Refused` if a kernel returned a tensor that differs from the recorded metadata."""
         for storage, why in self._unsupported.items():
             views = [
                 each for each, on in zip(segment_outputs.values, segment_outputs.storages) if on == storage

@@ -153,7 +153,7 @@ class CudaCaptures:
         return self._streams[device]
 
     def _recover(self, device: torch.device) -> None:
-        """After a capture that CUDA ended with an error: another capture tells the generator that it is over.
+        """After a capture that failed in CUDA, do another one to tell the generator that capturing has ended.
 
         Until then, the generator refuses to draw outside of a capture (CUDAGeneratorState::increase).
         """

@@ -73,7 +73,7 @@ def loads(data: bytes, kind: type[_Record]) -> _Record:
 
 
 def answer(data: bytes, kind: type[_Record]) -> _Record | Failed:
-    """Like :func:`loads`, for the answer of a worker that may have failed."""
+    """Like :func:`loads`, for the response of a worker that may have failed."""
     item = _loads(data)
     if not isinstance(item, (kind, Failed)):
         raise _another(item, kind)

@@ -22,18 +22,18 @@ from .tensor_serialization import Packed, View
 
 _OPERATOR = re.compile(r"(?P<namespace>[A-Za-z]\w*)::(?P<name>\w+)(?:\.(?P<overload>\w+))?")
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {weight_alone.__name__: weight_alone}
-"""What a piece calls besides operators."""
+"""Functions that a piece calls besides operators."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpName:
-    """An operator, or a function that pieces call as they call operators, by its name."""
+    """The name of an operator, or of a function that pieces call like one."""
 
     name: str
 
     @classmethod
     def of(cls, op: Any) -> OpName:
-        """The name of what a step calls."""
+        """The name of the operator or function that a step calls."""
         if isinstance(op, private_api.OpOverload):
             return cls(op.name())
         for name, function in _FUNCTIONS.items():
@@ -42,7 +42,7 @@ class OpName:
         raise TypeError(f"{op} is not an operator and cannot be sent to a worker")
 
     def find(self) -> Callable[..., Any]:
-        """What is called so; raises ``LookupError`` if nothing has registered it in this process."""
+        """The operator or function of that name; raises ``LookupError`` if it is not registered here."""
         if self.name in _FUNCTIONS:
             return _FUNCTIONS[self.name]
         found = None
@@ -58,7 +58,7 @@ class OpName:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Where a step's random numbers begin: the state of its generator, or a seed if it draws for itself."""
+    """The start of a step's random numbers: a generator state, or a seed if the kernel draws them itself."""
 
     cuda: bool
     state: bytes = b""
@@ -67,7 +67,7 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class PassWork:
-    """What all pieces of a pass share."""
+    """The data that all pieces of a pass share."""
 
     steps: list[Step]
     whole: Packed
@@ -86,14 +86,14 @@ class PieceWork:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The worker has what pieces of the pass ``token`` share."""
+    """The worker has received the shared data of the pass ``token``."""
 
     token: str
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a piece of the pass ``token`` gives for the whole, and each step's seconds."""
+    """A piece's contribution to the collected values of the pass ``token``, and the seconds of each step."""
 
     token: str
     start: int

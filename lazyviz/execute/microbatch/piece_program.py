@@ -40,7 +40,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece's slice of a whole tensor: at its samples, or (``first``) the first as many entries."""
+    """A piece's slice of a whole tensor: at its samples, or (``first``) as many entries from the start."""
 
     key: int
     shard: Shard
@@ -58,18 +58,15 @@ Changes = dict[int | str, Any]
 
 @dataclass(slots=True)
 class Step:
-    """One call of a piece; of arguments, tensors are :class:`Own`, :class:`Whole` or :class:`Part`.
+    """One call in a piece; tensor arguments are :class:`Own`, :class:`Whole` or :class:`Part`.
 
-    Attributes:
-        takes: parts of batch tensors that the piece has from here on, by number.
-        keeps: which results become which values.
-        scaled: indices of results that are means of the piece: times its share of the samples.
-        draw: random numbers, drawn for the whole batch; ``drawn`` says where the piece's part lies.
-        draws_itself: it draws within its kernel.
-        in_place: a draw that is written into its argument.
-        collects: values that are whole once all pieces have run this step.
-        frees: values that the piece needs no more after it.
-        adds: a product that is collected and not needed otherwise: it can be added to the sum as it is made.
+    Attributes: takes: slices of batch tensors that the piece holds from this step on, by number. keeps: pairs
+        of result index and value number. scaled: indices of results that are means over the piece, to be
+        multiplied by its share of the samples. draw: random numbers, drawn for the whole batch; ``drawn`` is
+        the placement of the piece's slice. draws_itself: whether the kernel itself draws random numbers.
+        in_place: a draw that is written into its argument. collects: values that are whole once all pieces
+        have run this step. frees: values that the piece no longer needs after this step. adds: a product that
+        is only needed for its sum, so that it can be accumulated directly.
     """
 
     op: Any
@@ -95,8 +92,8 @@ class PassProgram:
 
     Attributes:
         nodes: the node of each step.
-        values: what the numbers stand for.
-        varying: per step, how arguments follow from the piece.
+        values: the value of each number.
+        varying: per step, a function that computes arguments from the piece.
     """
 
     steps: list[Step]
@@ -261,16 +258,16 @@ class PieceRun:
         raise NotImplementedError
 
     def drawn(self, number: int, draw: Draw, shard: Shard) -> torch.Tensor | None:
-        """The piece's slice of these."""
+        """The piece's slice of these random numbers."""
         whole = self.numbers(number, draw)
         return None if whole is None else cut(whole, shard, self.piece)
 
     def before_draw(self, number: int) -> None:
-        """The step with that number is about to draw within its kernel."""
+        """Called before the kernel of the step with that number draws."""
         raise NotImplementedError
 
     def after_draw(self, number: int) -> None:
-        """It has drawn."""
+        """Called after that kernel has drawn."""
 
     def keep(self, key: int, result: torch.Tensor) -> None:
         self.env[key] = result

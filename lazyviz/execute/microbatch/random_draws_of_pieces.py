@@ -21,14 +21,14 @@ from ...record.tracked_storages import DrawSequence, TrackedNode
 
 
 class Draws:
-    """The pending draws of some nodes, in program order, and the states before those reached so far."""
+    """The pending draws of some nodes, in program order, and the generator state before each one so far."""
 
     def __init__(self, nodes: Iterable[TrackedNode]) -> None:
         self._chains: dict[DrawSequence, list[TrackedNode]] = {}
         self._states: dict[TrackedNode, torch.Tensor] = {}  # before the draw
         self._next: dict[DrawSequence, int] = {}
         self._now: dict[DrawSequence, torch.Tensor] = {}  # before the next draw that has not been made
-        self._own: dict[TrackedNode, torch.Tensor] = {}  # of draws that continue from piece to piece
+        self._own: dict[TrackedNode, torch.Tensor] = {}  # state of draws that continue from piece to piece
         self._seeds: dict[TrackedNode, int] = {}
         for node in nodes:
             if node.draws is not None:
@@ -61,7 +61,7 @@ class Draws:
         return self._states[node]
 
     def end(self, node: TrackedNode) -> None:
-        """``node`` has drawn: the next draw begins in the resulting state."""
+        """Record that ``node`` has drawn: the next draw begins in the resulting state."""
         sequence = node.draws
         assert sequence is not None
         chain = self._chains[sequence]
@@ -70,8 +70,8 @@ class Draws:
             self._next[sequence] += 1
 
     def go_on(self, node: TrackedNode) -> torch.Generator:
-        """Like ``begin`` for a piece's own draw: the first begins there, the next one in the
-        resulting state.
+        """Like ``begin``, for a draw inside a piece: the first piece starts in the state before the draw, a
+        later one in the state that the previous piece left.
         """
         generator = self.begin(node)
         if node in self._own:
@@ -85,7 +85,7 @@ class Draws:
         self._own[node] = state_of(node.draws.generator)
 
     def seed(self, node: TrackedNode) -> int:
-        """For pieces that draw elsewhere at the same time: the seeds to begin with."""
+        """The seed for pieces that draw concurrently on workers."""
         if node not in self._seeds:
             generator = self.go_on(node)
             number = torch.randint(2**62, (), generator=generator, device=generator.device)
@@ -94,8 +94,8 @@ class Draws:
         return self._seeds[node]
 
     def finish(self, node: TrackedNode) -> None:
-        """``node`` has run, or need not run: after the last one, its sequence has the state after all
-        draws.
+        """Record that ``node`` has run or is not needed; after the last node of its sequence, set the final
+        state.
         """
         sequence = node.draws
         assert sequence is not None
@@ -109,7 +109,7 @@ class Draws:
         sequence.state = self._now[sequence]
 
     def finish_all(self) -> None:
-        """All have run."""
+        """Record that all nodes have run."""
         for chain in self._chains.values():
             self.finish(chain[-1])
 

@@ -70,13 +70,13 @@ def require(package: str) -> None:
 
 
 class IPyParallelBackend:
-    """Pieces on the engines of an ipyparallel cluster, started by whatever means it has (SSH, Slurm, MPI).
+    """Pieces on the engines of an ipyparallel cluster, started by any of its launchers (SSH, Slurm, MPI).
 
     Args:
-        client: an ``ipyparallel.Client``; default: one made with ``options`` when first needed.
-        device: where an engine has tensors that are on a GPU here; engines that see several GPUs need
+        client: an ``ipyparallel.Client``; default: created with ``options`` when first needed.
+        device: the engine's device for tensors that are on a GPU here; engines that see several GPUs need
             ``{engine id: device}``.
-        options: of ``ipyparallel.Client``, as ``profile="mycluster"`` or ``cluster_id=...``.
+        options: for ``ipyparallel.Client``, such as ``profile="mycluster"`` or ``cluster_id=...``.
     """
 
     def __init__(
@@ -164,12 +164,10 @@ _START_ENGINES = "start one (ipcluster start -n 2) or name it: IPyParallelBacken
 class RayBackend:
     """Pieces on Ray actors, which keep running until :meth:`close` or the end of this process.
 
-    Args:
-        address: of the cluster, as for ``ray.init``; default: the one that Ray finds, else one made here.
-        workers: how many actors; default: one for each GPU of the cluster where tensors are on a GPU, else
-            one for each ``cpus`` of its CPU cores.
-        cpus: cores of an actor.
-        options: further ones of ``ray.init``.
+    Args: address: of the cluster, as for ``ray.init``; default: the one that Ray finds, otherwise a new local
+        one. workers: number of actors; default: one for each GPU of the cluster if tensors are on a GPU,
+        otherwise one for each ``cpus`` CPU cores. cpus: CPU cores per actor. options: further arguments of
+        ``ray.init``.
     """
 
     def __init__(
@@ -180,7 +178,7 @@ class RayBackend:
         self._actors: dict[int, Any] = {}
         self._workers: list[int] = []
         self._named = 0
-        self._jobs: dict[Any, int] = {}  # the worker of each
+        self._jobs: dict[Any, int] = {}  # the worker of each job
         self._cuda = False
 
     def workers(self, cuda: bool, /) -> Sequence[Any]:
@@ -255,7 +253,7 @@ class RayBackend:
             self._workers.remove(worker)
 
     def close(self) -> None:
-        """End the actors; the next run starts others."""
+        """Terminate the actors; the next run starts new ones."""
         import ray
 
         for actor in self._actors.values():

@@ -38,7 +38,7 @@ POLL_SECONDS = 0.05
 """How often a run that waits for workers checks for an interrupt."""
 
 PATIENCE = 1800.0
-"""Seconds after which a worker that has not answered counts as lost, unless its cluster has a
+"""Seconds after which a worker that has not responded counts as lost, unless its cluster has a
 ``patience``.
 """
 
@@ -72,7 +72,7 @@ def run_pass(run: PiecewiseRun, program: PassProgram, cluster: Cluster) -> None:
 
     Raises:
         NoWorkersError: all are gone.
-        Exception: what a kernel raised there, with the recording line added.
+        Exception: the error of a kernel on a worker, with the recording line added.
     """
     _PassElsewhere(run, program, cluster).run()
 
@@ -83,7 +83,7 @@ def on_cuda(programs: Iterable[PassProgram]) -> bool:
 
 
 class _PassElsewhere:
-    """One pass: which worker runs which piece, and the results so far."""
+    """One pass on workers: the assignment of pieces to workers, and the results so far."""
 
     def __init__(self, run: PiecewiseRun, program: PassProgram, cluster: Cluster) -> None:
         self.owner, self.program, self.cluster = run, program, cluster
@@ -93,15 +93,15 @@ class _PassElsewhere:
         self.waiting: list[Piece] = run.pieces[run.next_piece :]
         self.idle: list[Any] = []
         self.asked: set[Any] = set()  # workers that received the program
-        self.unfit: set[Any] = set()  # and those that did not have enough memory for it
-        # Job: its worker and piece; no piece for the program.
+        self.unfit: set[Any] = set()  # workers that did not have enough memory for it
+        # By job: its worker and piece (None for a job that sends the program).
         self.jobs: dict[Any, tuple[Any, Piece | None]] = {}
-        self.ended: dict[int, Done] = {}  # by first sample: pieces that will be added after others
-        self.silent: set[Any] = set()  # workers that were given up; they may still return
+        self.ended: dict[int, Done] = {}  # by first sample: results that wait for those of earlier pieces
+        self.silent: set[Any] = set()  # workers that timed out; they may still respond
         self.begun: dict[Any, float] = {}  # when each job was submitted
         self.patience = float(getattr(cluster, "patience", PATIENCE))
         self.losses: Counter[int] = Counter()
-        self.reason = "there were none"  # why the last one was lost
+        self.reason = "there were none"  # why the last worker was lost
 
     def run(self) -> None:
         run = self.owner
@@ -171,7 +171,7 @@ class _PassElsewhere:
             if worker in self.asked:
                 turn = bool(self.waiting) and self.waiting[0].start == run.pieces[run.next_piece].start
                 if not self.waiting or (not turn and len(self.ended) > 2 * len(self.asked)):
-                    continue  # enough results are waiting for the next piece to be added
+                    continue  # enough results already wait for the next piece in order
                 piece = self.waiting.pop(0)
                 call = (remote.run_piece, self.token, self._piece(piece))
             elif len(self.asked) >= left:
@@ -185,7 +185,7 @@ class _PassElsewhere:
             self.asked.add(worker)
 
     def _take(self, job: Any) -> None:
-        """``job`` has ended, successfully or not."""
+        """Handle the end of ``job``, successful or not."""
         worker, piece = self.jobs.pop(job)
         try:
             message = self.cluster.result(job)
@@ -214,13 +214,13 @@ class _PassElsewhere:
         self.ended[piece.start] = result
 
     def _drop(self, job: Any) -> None:
-        """The result of ``job`` is no longer needed."""
+        """Discard the result of ``job``."""
         drop = getattr(self.cluster, "drop", None)
         if drop is not None:
             drop(job)
 
     def _give_up(self) -> None:
-        """Workers that have not answered for too long count as lost, and get no more work."""
+        """Treat workers that have not responded for too long as lost: they get no more work."""
         now = time.monotonic()
         for job, (worker, piece) in list(self.jobs.items()):
             if now - self.begun[job] > self.patience:
@@ -231,7 +231,7 @@ class _PassElsewhere:
                 self._lost(worker, piece, LostWorkerError(f"no answer within {self.patience:g} seconds"))
 
     def _lost(self, worker: Any, piece: Piece | None, error: LostWorkerError) -> None:
-        """``worker`` is lost: other workers, including replacements, run its piece."""
+        """Handle the loss of ``worker``: other workers, including replacements, run its piece."""
         self.reason = str(error)
         self.asked.discard(worker)
         if piece is not None:

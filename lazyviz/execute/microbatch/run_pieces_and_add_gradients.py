@@ -87,12 +87,12 @@ class SplitRun:
         self.out_of_memory = 0  # how often a piece was halved
         self.complete = False
         self._level = self.next_piece = 0  # the pass, and its current piece
-        self._begun = self._over = -1  # the last pass that has begun, and the last that was handed over
+        self._begun = self._over = -1  # the last pass that has begun, and the last one delivered
         self.piece = 0  # the piece of the last op, from 1; 0: a whole node
         self.draws = Draws(nodes)
         self._masks = Masks()
         self._sums: dict[TrackedValue, torch.Tensor] = {}
-        self._weights: dict[TrackedValue, torch.Tensor] = {}  # by which means divide, of earlier passes
+        self._weights: dict[TrackedValue, torch.Tensor] = {}  # divisors of means, from earlier passes
         self._added: dict[TrackedValue, int] = {}  # the sample up to which each sum is complete
         self._divided: set[TrackedValue] = set()  # sums that are already means
         self._last = self._last_levels()
@@ -131,7 +131,7 @@ class SplitRun:
         """
         self._cluster, self.seen, self._timed = cluster, seen, timed
         if cluster is not None:
-            cluster.workers(run_on_workers.on_cuda(self._programs))  # none: nothing runs
+            cluster.workers(run_on_workers.on_cuda(self._programs))  # raises if there are none
         self._memory, self._progress, self.cancelled = memory, progress, cancelled
         self._done = 0
         with kernel_level(self.tape, self.nodes) as self.interrupted, ExitStack() as self._modes:
@@ -139,7 +139,7 @@ class SplitRun:
                 level = self._level
                 for node in self._whole[level]:
                     self._run_whole(node)
-                    if self._last.get(node) == (level, True):  # only views: what they show can be freed
+                    if self._last.get(node) == (level, True):  # only views need it, so it can be freed
                         self._finish(node)
                 self._retire(level, before_pass=True)
                 if level < len(self.schedule.passes):
@@ -366,9 +366,7 @@ class SplitRun:
         return True
 
     def _publish_collected(self, work: Pass) -> None:
-        """All pieces have run, so collected values are complete. May be called again if it was
-        interrupted.
-        """
+        """Publish the collected values, which are complete now. May be called again if it was interrupted."""
         results: dict[TrackedValue, torch.Tensor] = {}
         for each in work.collected:
             value = cast(TrackedValue, each.value)
@@ -461,7 +459,7 @@ class _PieceHere(PieceRun):
             self._memory.add_extra(storage, size)
 
     def given(self, key: int) -> None:
-        """The piece's tensor has become the sum."""
+        """Record that the piece's tensor has become the sum."""
         storage = self._values[key].storage
         own = self._own[storage]
         if own[0]:
@@ -482,7 +480,7 @@ class _PieceHere(PieceRun):
                     self._memory.add_extra(storage, -mine[0])
 
     def drop(self) -> None:
-        """The piece has run, or failed: drop all its tensors."""
+        """Drop all tensors of the piece, which has run or failed."""
         for storage, (size, _) in self._own.items():
             if size:
                 self._memory.add_extra(storage, -size)
@@ -503,5 +501,5 @@ def _whole(item: Any) -> Any:
 
 
 def _alone(tensor: torch.Tensor) -> bool:
-    """Whether nothing else can be in the tensor's memory."""
+    """Whether no other tensor can share the tensor's memory."""
     return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize and not tensor._is_view()

@@ -2,7 +2,7 @@
 
 ``torch.save`` is not used: it writes whole storages, so that a piece of the batch would take the whole batch
 along, and its format contains a pickle, which messages between processes avoid (SECURITY.md). Offsets and
-lengths are checked here, so that a damaged message is one error, whatever is wrong with it.
+lengths are checked here, so that any damaged message raises the same error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Packed:
 def pack(tensors: Mapping[Any, torch.Tensor]) -> Packed:
     """Copies of ``tensors``.
 
-    Call it where no mode and no autograd is active. Raises ``ValueError`` for tensors that are not strided.
+    Call it without active modes and autograd. Raises ``ValueError`` for tensors that are not strided.
     """
     groups: dict[Hashable, list[tuple[Any, torch.Tensor]]] = {}
     for name, tensor in tensors.items():

@@ -32,10 +32,10 @@ FORGOTTEN_AFTER = 86_400.0
 
 
 def portable(steps: Sequence[Step]) -> list[Step]:
-    """``steps`` as they can be sent: operators by name, without the sender's generators."""
+    """``steps`` in serializable form: operators by name, without the sender's generators."""
 
     def leaf(item: Any) -> Any:
-        return None if isinstance(item, torch.Generator) else item  # the work includes the state
+        return None if isinstance(item, torch.Generator) else item  # the message includes the state
 
     return [_converted(step, OpName.of, leaf) for step in steps]
 
@@ -150,7 +150,7 @@ class _Pass:
     without_onednn: bool = False
 
     def place(self, recorded: torch.device) -> torch.device:
-        """The device here for a device of the sender: GPU tensors are on the worker's own GPU."""
+        """Map a device of the sender to one of this worker: GPU tensors are on the worker's own GPU."""
         return self.device if recorded.type == "cuda" else recorded
 
 
@@ -177,7 +177,7 @@ def prepare(token: str, device: str, work: bytes) -> bytes:
 
 
 def forget(token: str) -> None:
-    """The pass is over."""
+    """Drop the pass, which is over."""
     _passes.pop(token, None)
 
 
@@ -224,7 +224,7 @@ def _joined(parts: Sequence[Packed]) -> Packed:
 
 
 def _failed(step: int | None, error: Exception) -> bytes:
-    """The failure, with an error that the sender can read."""
+    """The failure as a message, with an error that the sender can decode."""
     memory = out_of_memory(error)
     if memory and torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -58,7 +58,7 @@ class Storages(NamedTuple):
 
 
 class Fingerprinted(NamedTuple):
-    """The data for running a subgraph that is found by its fingerprint, which stands for its key.
+    """The data for running a subgraph that is found by its fingerprint, which identifies its key.
 
     Equal fingerprints mean equal keys as long as the objects whose addresses they contain are kept alive,
     which the key of one of them does. The other fields are as in
@@ -90,8 +90,7 @@ class InPython:
         purpose: Hashable,
         pending: int,
     ) -> Fingerprinted | None:
-        """The fingerprint of ``nodes``, of ``pending`` ones in all; ``None``: it is not available, use the
-        key.
+        """The fingerprint of ``nodes``, out of ``pending`` pending nodes in total; ``None``: use the key.
 
         ``known`` are the steps by the shape cache's answer, ``forms`` those by metadata.
         """
@@ -125,7 +124,7 @@ class InPython:
         later: Sequence[TrackedValue],
         pending: dict[TrackedNode, None],
     ) -> None:
-        """``nodes`` have run and are no longer ``pending``; values that no node needs keep no tensor."""
+        """Remove ``nodes``, which have run, from ``pending``, and free tensors that no node needs."""
         for value in (*outside, *later):
             if not value.uses:
                 value.real = None
@@ -208,7 +207,7 @@ class InPython:
 
     @staticmethod
     def note_done(nodes: Iterable[TrackedNode], times: array[float] | None) -> None:
-        """The nodes have run, each between two successive entries of ``times``.
+        """Record that the nodes have run, each between two successive entries of ``times``.
 
         Shadows of memory that they have written are dropped.
         """
@@ -224,7 +223,7 @@ class InPython:
 
     @staticmethod
     def note_unused(values: Iterable[TrackedValue], storages: Iterable[TrackedStorage]) -> None:
-        """No pending node needs them."""
+        """Record that no pending node needs these values and storages."""
         for value in values:
             value.uses = 0
         for storage in storages:
@@ -232,9 +231,9 @@ class InPython:
 
     @staticmethod
     def note_used(nodes: Iterable[TrackedNode]) -> None:
-        """The nodes have run, and no longer need their inputs.
+        """Record that the nodes have run and no longer need their inputs.
 
-        Everything is noted or nothing, whatever asynchronous exception occurs.
+        Atomic with respect to asynchronous exceptions.
         """
         counts: Counter[TrackedValue | TrackedStorage] = Counter()
         for node in nodes:

@@ -45,8 +45,8 @@ from .recent_programs import RecentPrograms
 LEAST_NODES = 1  # minimum size of cached subgraphs
 FEW_NODES = 4  # smaller subgraphs are cached when they run a second time
 MOST_FEW = 10_000  # number of such subgraphs that are remembered
-MOST_NODES = 100_000  # of one subgraph
-MOST_KEPT = 200_000  # nodes of all subgraphs that are kept
+MOST_NODES = 100_000  # maximum size of a cached subgraph
+MOST_KEPT = 200_000  # maximum number of nodes in all cached subgraphs
 MOST_FINGERPRINTS = 8  # per subgraph: equal strings may be different objects
 
 Progress = Callable[[int, int, TrackedNode], None]
@@ -223,7 +223,7 @@ class Replays:
         self._known[key] = known
 
     def _dropped(self, oldest: Key, known: Known) -> bool:
-        """Whether to keep it, because it was looked up by its fingerprint."""
+        """Called for the oldest entry: True keeps it, because it was recently found by its fingerprint."""
         if known.found:
             known.found = False
             self._recent.use(known)
@@ -237,7 +237,7 @@ class Replays:
         return False
 
     def clear(self) -> None:
-        """Forget them all."""
+        """Remove all programs."""
         self._known.clear()
         self._recent.clear()
         self._by_fingerprint.clear()

@@ -306,7 +306,7 @@ class Steps:
         return self.subgraph_of(nodes, found) if found is not None else None
 
     def subgraph_of(self, nodes: Sequence[TrackedNode], found: node_passes.Fingerprinted) -> Subgraph | None:
-        """The subgraph of ``nodes`` for which ``found`` is."""
+        """The subgraph of ``nodes`` with the data ``found``."""
         subgraph = Subgraph.__new__(Subgraph)  # all attributes are set below
         subgraph.nodes, subgraph.key = nodes, None
         (

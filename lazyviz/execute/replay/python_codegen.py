@@ -241,7 +241,7 @@ class _Writer:
 
 
 def _on_one_line(tree: ast.Module) -> ast.Module:
-    """On one line, because kernels warn with the line of the frame that calls them.
+    """Set all line numbers to 1, because warnings of kernels have the line of the calling frame.
 
     See :func:`~lazyviz.record.interception.warning_routing.moved_to_users_line`.
     """
@@ -256,8 +256,8 @@ def _on_one_line(tree: ast.Module) -> ast.Module:
 
 
 def _one_after_another(parts: list[Code], left: list[list[str]]) -> Code:
-    """A function that calls several; each leaves the list of tensors in the form that the next one takes,
-    with these names.
+    """A function that calls ``parts`` in sequence; ``left`` has the names of the tensors that each leaves in
+    the list for the next one.
     """
 
     def replay(tensors: list[torch.Tensor], *arguments: Any) -> Stopped | None:
@@ -268,7 +268,7 @@ def _one_after_another(parts: list[Code], left: list[list[str]]) -> Code:
                 if stopped is not None:
                     return stopped
                 names = names_then
-        except BaseException as error:  # between two of them
+        except BaseException as error:  # between two parts
             if not names:
                 raise
             return error, dict(zip(names, tensors)), False, False

@@ -1,7 +1,7 @@
 """Recent programs: the cached programs that a new one is compared with to find the miss reason.
 
-A block that reads values runs a program per read, and each may be new.  What a miss costs must not depend on
-how many programs are cached.
+A block that reads values runs a program per read, and each may be new.  The cost of a miss must not depend on
+the number of cached programs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .miss_reason import Sketch
 from .program_key import Key
 
 MOST_COMPARED = 16  # recorded at the same line, and of the others
-_MOST_VISITED = 4 * MOST_COMPARED  # to find the others
+_MOST_VISITED = 4 * MOST_COMPARED  # programs compared to find the others
 
 
 class HasSketch(Protocol):
@@ -38,12 +38,12 @@ class RecentPrograms(Generic[P]):
         self._by_line: dict[SourceLine | None, dict[int, P]] = {}
 
     def add(self, program: P) -> None:
-        """``program`` is new, and the last that was used."""
+        """Add a new program as the most recently used."""
         self._used[id(program)] = program
         self._by_line.setdefault(program.sketch.line, {})[id(program)] = program
 
     def use(self, program: P) -> None:
-        """``program`` is the last that was used."""
+        """Mark ``program`` as the most recently used."""
         self._used.pop(id(program), None)
         self._used[id(program)] = program
 

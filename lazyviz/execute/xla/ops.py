@@ -1,4 +1,4 @@
-"""ATen operators in JAX: torchax's lowerings where they agree with eager PyTorch, otherwise our own.
+"""ATen operators in JAX: torchax's lowerings where they agree with eager PyTorch, otherwise lazyviz's own.
 
 ``TAKEN`` lists the operators of torchax's table that agree with eager mode, as tested by
 ``tests/execute/xla/test_xla_ops.py``.  Operators that differ, that torchax does not have, or whose kernels
@@ -120,7 +120,7 @@ def convert(array: jax.Array, dtype: Any) -> jax.Array:
     return array.astype(dtype)
 
 
-# Making tensors.
+# Creating tensors.
 
 
 @lowers(aten.full.default)
@@ -247,7 +247,7 @@ def _addmm(bias: jax.Array, a: jax.Array, b: jax.Array, *, beta: Any = 1, alpha:
     if jnp.issubdtype(bias.dtype, jnp.integer) and not (isinstance(beta, int) and isinstance(alpha, int)):
         raise NoLowering("scales integers by a number that is not an integer")
     product = a @ b if isinstance(alpha, int) and alpha == 1 else alpha * (a @ b)
-    if isinstance(beta, int | float) and beta == 0:  # its content does not matter then, not even NaN
+    if isinstance(beta, int | float) and beta == 0:  # the operand is ignored then, even if it has NaN
         return jnp.broadcast_to(product, jnp.broadcast_shapes(bias.shape, product.shape))
     return (bias if isinstance(beta, int) and beta == 1 else beta * bias) + product
 

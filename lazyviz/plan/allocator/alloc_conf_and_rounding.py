@@ -17,15 +17,15 @@ BLOCK_GRAIN = 512  # kMinBlockSize: block sizes are multiples of it
 SMALL_LIMIT = MIB  # kSmallSize: the largest block of the small pool
 SMALL_SEGMENT = 2 * MIB  # kSmallBuffer: a segment of the small pool
 MIDDLE_LIMIT = 10 * MIB  # kMinLargeAlloc: below it, requests of the large pool share segments
-LARGE_GRAIN = 2 * MIB  # kRoundLarge: from there on, a request gets its own, rounded to this
-LARGE_SEGMENT_MB = 20  # large_segment_size_: the default of the shared ones
+LARGE_GRAIN = 2 * MIB  # kRoundLarge: larger requests get their own segment, rounded up to this
+LARGE_SEGMENT_MB = 20  # large_segment_size_: default size of shared segments
 # kRoundUpPowerOfTwoIntervals in c10/core/AllocatorConfig.cpp: 1 MiB, 2 MiB, ... 32 GiB and more.
 ROUNDING_INTERVALS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class AllocatorConfig:
-    """The options of ``PYTORCH_CUDA_ALLOC_CONF`` that decide what is reserved; the defaults are PyTorch's.
+    """The options of ``PYTORCH_CUDA_ALLOC_CONF`` that affect reserved memory; the defaults are PyTorch's.
 
     ``None`` for a size means "unlimited" (``max_split_size_mb``) or "as ``large_segment_size_mb``"
     (``max_non_split_rounding_mb``).  ``roundup_power2_divisions`` has one number for each of the

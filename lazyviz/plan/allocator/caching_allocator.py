@@ -47,8 +47,8 @@ class _Pool:
 class Block:
     """A piece of a segment: ``size`` bytes at ``address``, between its neighbors there.
 
-    ``used`` for ``requested`` bytes, or free; ``mapped`` is false where an expandable segment
-    has no memory behind its addresses.
+    ``used`` for ``requested`` bytes, or free; ``mapped`` is false if it is a part of an expandable segment
+    without physical memory.
     """
 
     __slots__ = ("address", "born", "mapped", "next", "pool", "prev", "range", "requested", "size", "used")
@@ -92,19 +92,19 @@ class CachingAllocator:
     """The allocator of one device.
 
     Args:
-        capacity: bytes that CUDA can give to this allocator, what it holds already included;
+        capacity: bytes that this allocator can reserve, including those that it already holds;
             ``None``: unlimited.
-        total: the device's memory in bytes, by which expandable segments and the fraction are
-            measured; default: ``capacity``.
+        total: the device's memory in bytes, to which expandable segments and the fraction refer;
+            default: ``capacity``.
         memory_fraction: the part of ``total`` that may be reserved, as in
             ``torch.cuda.set_per_process_memory_fraction``; default: the configuration's.  Only
-            below 1 does it limit anything, and only then is garbage collected.
-        segments: a state to start from, as ``torch.cuda.memory_snapshot()`` lists it for this device;
-            the blocks allocated there are known by their address.
+            values below 1 limit memory and enable garbage collection.
+        segments: the initial state, as listed by ``torch.cuda.memory_snapshot()`` for this device; its
+            allocated blocks are named by their addresses.
 
-    ``allocated`` (bytes in blocks), ``requested`` (what was asked for them) and ``reserved`` (in
-    segments) are the sums now, and with ``_peak`` their peaks; ``retries`` counts the calls to
-    CUDA after everything cached had been released [num_alloc_retries].
+    ``allocated`` (bytes in blocks), ``requested`` (bytes requested for them), and ``reserved`` (bytes in
+    segments) are current sums; names with ``_peak`` are their peaks. ``retries`` counts the allocations from
+    CUDA after all cached memory had been released [num_alloc_retries].
     """
 
     def __init__(

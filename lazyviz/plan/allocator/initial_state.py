@@ -18,9 +18,11 @@ Segment = Mapping[str, Any]
 
 
 class Start(NamedTuple):
-    """``segments`` of one GPU; ``blocks``, the address of what is in them already, by its name in the plan;
-    ``again``, the addresses of what is there, but which the plan has made anew at its node;
-    ``foreign_bytes`` are in blocks that nothing in the plan accounts for.
+    """The allocator's ``segments`` on one GPU when the plan starts.
+
+    ``blocks`` are the addresses of existing allocations, by name in the plan; ``again`` the addresses of
+    existing allocations that the plan allocates at their nodes; ``foreign_bytes`` the bytes in blocks that do
+    not belong to the plan.
     """
 
     segments: Sequence[Segment]
@@ -62,10 +64,10 @@ def exists(span: Lifetime) -> bool:
 def start(
     segments: Sequence[Segment], spans: Iterable[Lifetime], workspaces: Iterable[tuple[str, int]]
 ) -> Start:
-    """How the plan's storages, and library workspaces (name, bytes), are assigned to blocks in ``segments``.
+    """Assign the plan's storages, and library workspaces (name, bytes), to blocks in ``segments``.
 
     A storage is found by its recorded address. If there is none, any unassigned block of the same size
-    represents it, which is right about the bytes, if not about the position.
+    represents it, so that the bytes are correct even if the position is not.
     """
     if not segments:
         return EMPTY

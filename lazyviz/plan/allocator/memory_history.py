@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """One event.  ``action`` is PyTorch's word for it (``alloc``, ``segment_alloc``, ...); ``nbytes`` of an
+    """One event.  ``action`` is PyTorch's name for it (``alloc``, ``segment_alloc``, ...); ``nbytes`` of an
     allocation are the requested bytes, as in PyTorch's traces; ``key`` is a storage or a name."""
 
     action: str

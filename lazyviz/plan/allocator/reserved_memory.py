@@ -28,15 +28,14 @@ Call = tuple[int, Hashable, int]
 class Reservation:
     """Bytes of a GPU that one run needs.
 
-    ``reserved_bytes`` is the peak of what the caching allocator holds with memory to spare, reached
-    before the node ``node`` (``None``: outside of any); ``workspace_bytes`` of it are cuBLAS's.  Where there
-    is none to spare and the run fits all the same, since what is cached is given back to the driver
-    ``retries`` times, it is what the allocator holds then.  ``allocated_bytes`` is the peak of blocks in use:
-    tensors rounded up as the allocator does, and libraries' workspaces.
-    ``context_bytes`` comes on top, an estimate; 0 where this process has a CUDA context already.
-    ``failure`` is the allocation that would not be served; ``None`` if all fit, or room is unknown.
-    ``foreign_bytes`` are in blocks that are there and that the run does not count: other tensors of this
-    process.
+    ``reserved_bytes`` is the peak of the caching allocator's reserved memory, reached before the node
+    ``node`` (``None``: outside of any); ``workspace_bytes`` of it are cuBLAS's.  It assumes free memory to
+    spare; if the run fits only because cached memory is returned to the driver ``retries`` times, it is the
+    peak with that.  ``allocated_bytes`` is the peak of blocks in use: tensors rounded up as the allocator
+    does, and libraries' workspaces. ``context_bytes`` is an estimate of the additional CUDA context; 0 if
+    this process already has one. ``failure`` is the allocation that would fail; ``None`` if all fit, or the
+    capacity is unknown. ``foreign_bytes`` are in existing blocks that do not belong to the run: other tensors
+    of this process.
     """
 
     reserved_bytes: int
@@ -51,7 +50,7 @@ class Reservation:
 
     @property
     def calls(self) -> Sequence[Call]:
-        """The run's own allocations and frees in time order, of what was there already, too."""
+        """The run's own allocations and frees in time order, including those of existing storages."""
         return self._calls()
 
 
@@ -64,12 +63,12 @@ def reserve(
     eager: bool = False,
     segments: Sequence[Segment] = (),
 ) -> Reservation | None:
-    """What running ``nodes`` would reserve on ``target``, of which ``room`` bytes are available.
+    """The memory that running ``nodes`` would reserve on ``target``, of which ``room`` bytes are available.
 
-    ``segments`` are what the allocator holds there already, fragments included; ``room`` counts them, too.
+    ``segments`` are the allocator's existing segments, fragments included; ``room`` includes them.
     ``None`` if PyTorch is set to use CUDA's asynchronous allocator, which is not simulated.
 
-    Raises ``ValueError`` for a ``PYTORCH_CUDA_ALLOC_CONF`` that PyTorch would refuse, too.
+    Raises ``ValueError`` for a ``PYTORCH_CUDA_ALLOC_CONF`` that PyTorch would also reject.
     """
 
     def calls() -> list[Call]:

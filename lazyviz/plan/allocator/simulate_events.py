@@ -1,8 +1,7 @@
 """Event replay in the simulated allocator: what allocations and frees would reserve on a GPU.
 
 Whether a GPU run fits depends on the bytes that PyTorch's caching allocator takes from CUDA, not on the bytes
-of the
-tensors: sizes are rounded and packed into segments, and freed memory stays cached in pieces.
+of the tensors: sizes are rounded and packed into segments, and freed memory stays cached in pieces.
 :func:`simulate` does the same arithmetic on plain numbers, so neither a GPU nor a CUDA build of PyTorch is
 needed::
 
@@ -51,11 +50,11 @@ class AllocationFailure:
 class Simulation:
     """The effect of a list of events on the allocator; sizes in bytes, positions count events from 0.
 
-    ``allocated_peak`` is what ``torch.cuda.max_memory_allocated()`` would say, ``reserved_peak``
-    ``max_memory_reserved()``, ``requested_peak`` the same without rounding.  The ``_at`` are the
-    events that reached the peaks, -1 if that was the state at the start.  The timelines, if asked
-    for, hold the sums after each event.  ``failure``: the event at which the run stopped, if any;
-    ``retries``: how often all that was cached had to be released, which waits for the GPU.
+    ``allocated_peak`` corresponds to ``torch.cuda.max_memory_allocated()``, ``reserved_peak`` to
+    ``max_memory_reserved()``, and ``requested_peak`` is the allocated peak without rounding.  Names with
+    ``_at`` are the events that reached the peaks, -1 for the initial state.  The timelines, if requested,
+    have the sums after each event.  ``failure``: the event at which the run stopped, if any; ``retries``: how
+    often all cached memory had to be released, which waits for the GPU.
     """
 
     allocated_peak: int
@@ -79,10 +78,10 @@ def simulate(
     segments: Iterable[Mapping[str, Any]] = (),
     timeline: bool = False,
 ) -> Simulation:
-    """Simulates ``events``, pairs of a name and a size, until the end or the first failure.
+    """Simulate ``events``, pairs of a name and a size, until the end or the first failure.
 
-    A size above 0 allocates that many bytes under the name, any other size frees what the name has. Names can
-    be of any hashable type; the other arguments are those of :class:`CachingAllocator`.
+    A size above 0 allocates that many bytes under the name, any other size frees the memory of the name.
+    Names can be of any hashable type; the other arguments are those of :class:`CachingAllocator`.
     """
     state = CachingAllocator(
         config, capacity=capacity, total=total, memory_fraction=memory_fraction, segments=segments

@@ -81,8 +81,8 @@ class _Pass:
         self.whole_by_wish, self.independent_rng = whole, independent_rng
         self.handed_out = handed_out
         self.result = BatchAnalysis(size, dict(roots))
-        self.now: dict[Value, Placement] = dict(roots)  # at this point of the program
-        self.on: dict[Storage, list[Value]] = {}  # the spread values on it
+        self.now: dict[Value, Placement] = dict(roots)  # placements at this point of the program
+        self.on: dict[Storage, list[Value]] = {}  # the spread values on each storage
         self.makers: dict[Storage, Node] = {}  # factories of whole tensors, by their results
         self.more: dict[Value, Shard | Partial] = {}
         self.named = {value.storage for value in roots}

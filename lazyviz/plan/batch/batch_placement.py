@@ -17,7 +17,7 @@ class Part:
     count: int
 
     def samples(self, total: int) -> int:
-        """How many of ``total`` samples it has; none if fewer parts are enough for them."""
+        """The samples in this part of a batch of ``total``; 0 if fewer parts contain all of them."""
         most = -(-total // self.count)
         return max(0, min(most, total - self.index * most))
 
@@ -48,11 +48,11 @@ class Shard:
         return self if dim == self.dim else replace(self, dim=dim)
 
     def like(self, other: Shard) -> bool:
-        """Whether both cut their dimension in the same places."""
+        """Whether both split their dimension at the same positions."""
         return self.at(0) == other.at(0)
 
     def samples(self, total: int) -> int:
-        """How many of a batch of ``total`` samples are there."""
+        """The number of samples present, of a batch of ``total``."""
         return total if self.part is None else self.part.samples(total)
 
     def size(self, samples: int) -> int:

@@ -2,7 +2,7 @@
 
 A rule computes the batch dimension of an operator's results from those of its arguments, and how the call
 changes on a piece: slices of whole tensors, other sizes.  It raises :class:`Coupled` if samples are combined.
- Without a rule, there is no split.
+Without a rule, there is no split.
 """
 
 from __future__ import annotations
@@ -87,19 +87,19 @@ class Call:
 
     @property
     def part(self) -> Part | None:
-        """The part of the batch that its arguments have, if not all of it."""
+        """The part of the batch that the arguments contain; ``None`` if they contain all of it."""
         shards = (self.shard(value) for value in self.node.inputs)
         return next((shard.part for shard in shards if shard is not None), None)
 
     def batch_at(self, dim: int) -> Shard:
-        """Dimension ``dim`` is the samples that its arguments have."""
+        """The placement of the arguments' samples in dimension ``dim``."""
         return Shard(dim, part=self.part)
 
     def placement(self, value: Value) -> Placement | None:
         return self._placement(value)
 
     def take(self, value: Any, shard: Shard) -> None:
-        """The call on a piece needs ``value`` sliced there: a part of a whole tensor, or spread already."""
+        """Require ``value`` with this placement: it is sliced if it is whole, otherwise it must match."""
         if not isinstance(value, Value):
             return
         now = self.shard(value)
@@ -112,12 +112,12 @@ class Call:
             raise Coupled("the batch is in different dimensions of its arguments")
 
     def local(self, name: str, shard: Shard, full: Sequence[int]) -> None:
-        """The list of sizes ``name`` is ``full``, with the piece's size in the batch dimension."""
+        """Set argument ``name`` to the sizes ``full``, with the piece's size in the batch dimension."""
         self.sizes[name] = lambda samples: shard.shape(full, samples)
 
     @property
     def tensors(self) -> list[Value]:
-        """The tensors among the arguments, each once."""
+        """The distinct tensors among the arguments."""
         return list(dict.fromkeys(self.node.inputs))
 
 

@@ -421,7 +421,7 @@ def ctc_loss(call: Call) -> Outputs | None:
 def ctc_loss_backward(call: Call) -> Placement | None:
     shard = call.shard(call["log_probs"])
     if shard is None:
-        shard = call.batch_at(1)  # whatever else is spread is so by its first dimension
+        shard = call.batch_at(1)  # other spread arguments have the batch in their first dimension
     _ctc(call, shard)
     for name in ("grad", "neg_log_likelihood", "log_alpha"):
         call.take(call[name], shard.at(0))

@@ -243,7 +243,7 @@ class _Scheduler:
                 running[earliest].update(self.nodes_needed_for(each, running[earliest]))
             else:
                 flexible.append(each)
-        for each in flexible:  # in the pass that runs most of what it needs anyway
+        for each in flexible:  # in the pass that already runs most of its dependencies
             best, least = self.ready[each.value] - 1, len(self.nodes) + 1
             extra = self.nodes_needed_for(each, running[best])
             for number in range(self.ready[each.value] - 1, last_passes[each.value] + 1):

@@ -40,7 +40,7 @@ class SplitPlan:
     number of passes over the pieces, ``again`` the number of nodes that a piece runs more than once because
     of them.  ``ranges`` are the parts of the plan's timeline: (first position, number of the piece from 1, or
     0 for whole nodes); the first two pieces of a pass represent all.  Piece sizes are multiples of ``group``
-    samples.  ``why_whole``: why a plan that was asked for pieces is of the whole batch, or "".
+    samples.  ``why_whole``: why the plan is for the whole batch although pieces were requested, or "".
     """
 
     pieces: int

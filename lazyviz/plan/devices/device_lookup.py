@@ -222,7 +222,7 @@ def capacity(device: Device | DeviceProfile, counted_bytes: int) -> int | None:
     allocated.  On a real device, the former are part of the used memory.  Therefore the peak is compared with
     *the current free memory plus the counted tensors that already exist* (``counted_bytes``), plus unused
     memory held by PyTorch's CUDA allocator, limited by ``torch.cuda.set_per_process_memory_fraction``.
-    A profile stands for an empty GPU, so all of its memory counts.
+    A profile represents an empty GPU, so all of its memory counts.
     """
     if isinstance(device, DeviceProfile):
         return device.total_bytes

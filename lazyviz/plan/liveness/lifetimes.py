@@ -7,18 +7,18 @@ node ``stop`` runs.  Storages from outside the graph start at ``-1``.
 Two timelines share these rules and differ in when a storage is freed:
 
 * **eager**: when the user's code (including autograd) dropped its last reference, as seen by the recorder.
-  Batches of data loaders and ``torch.tensor(data)`` are seen when they come into being, also if no op uses
-  them.  The creation of other outside storages is not recorded: one that still exists at the end is assumed
-  to have existed all the time, one that was dropped while recording to be created at its first use.
-* **lazy** (a lazyviz run): after its last use, because it is known when the run starts that nothing will need
-  it again; a storage that is still referenced stays to the end.  What was still referenced at a sync point
-  that ran its node, by autograd too, became an ordinary tensor there, and exists at least until the last sync
-  point before it was dropped has run.  An outside storage that the user has dropped
-  in the meantime is kept alive only by the pending graph, so it exists from the start of the run in any case.
+  The creation of data loader batches and of ``torch.tensor(data)`` is recorded, even if no op uses them.  The
+  creation of other outside storages is not recorded: one that still exists at the end is assumed to have
+  existed all the time, one that was dropped while recording to be created at its first use.
+* **lazy** (a lazyviz run): after its last use, because the run knows all later uses when it starts; a storage
+  that is still referenced stays to the end.  A result that was still referenced (also by autograd) at the
+  sync point that ran its node became an ordinary tensor there; it exists at least until the last sync point
+  before it was dropped has run.  An outside storage that the user has since dropped is kept alive only by the
+  pending graph, so it always exists from the start of the run.
 
-A sync point runs what it needs, and leaves earlier nodes pending.  Where the order of running is therefore
-not program order, spans of the lazy timeline in program order are too long, never too short, and
-:func:`as_run` gives those in the order of running.
+A sync point runs the nodes that it needs, and leaves other earlier nodes pending.  If the execution order
+therefore differs from program order, lazy spans in program order are upper bounds, and :func:`as_run` returns
+the spans in execution order.
 
 :func:`events` turns either timeline into the allocations and frees that an allocator would see,
 :func:`allocated` into the sum that a memory chart shows.
@@ -38,13 +38,13 @@ from ...torch_internals.private_api import OpOverload
 from .run_order import RunsInside
 
 Run: TypeAlias = Literal["eager", "lazyviz"]
-"""The run that a timeline describes: plain eager PyTorch's, or an evaluation by lazyviz."""
+"""The run that a timeline describes: eager PyTorch, or an evaluation by lazyviz."""
 
 
 class Lifetime(NamedTuple):
     """The span of positions of one storage on both timelines; ``stop`` is exclusive.
 
-    ``start`` to ``lazy_stop`` is our run's, ``eager_start`` to ``eager_stop`` eager's.
+    ``start`` to ``lazy_stop`` is the span in a lazyviz run, ``eager_start`` to ``eager_stop`` in eager mode.
 
     ``maker`` is the node that allocated it (``None``: from outside); ``first_use`` and ``last_use`` are the
     first and last nodes that use it (``None``: no node does). ``in_backward`` says whether a backward node
@@ -72,7 +72,7 @@ class Lifetime(NamedTuple):
         return self.maker is None and not self.kept and self.of == "lazyviz"
 
     def alive(self, position: int) -> bool:
-        """Whether our run holds the storage during node ``position``."""
+        """Whether the planned run holds the storage during node ``position``."""
         return self.start <= position < self.lazy_stop
 
 
@@ -128,7 +128,7 @@ def by_device(spans: Iterable[Lifetime]) -> dict[torch.device, list[Lifetime]]:
 
 
 def alive_at(position: int, spans: Iterable[Lifetime]) -> list[Lifetime]:
-    """The lifetimes of what our run holds during the node at ``position``."""
+    """The lifetimes of the storages that the planned run holds during the node at ``position``."""
     if native is not None:
         return native.alive(spans, position)
     return [span for span in spans if span.start <= position < span.lazy_stop]
@@ -265,7 +265,7 @@ def _spans_of(
 
 
 def _arrived(span: Lifetime, inside: RunsInside) -> Lifetime:
-    """The lifetime of a storage from outside of which it is known when it came."""
+    """The lifetime of an outside storage whose creation was recorded."""
     at, dropped = span.storage.arrived, span.storage.dropped
     start, stop = inside.end_before(at), span.lazy_stop
     if span.first_use is None and not span.kept and dropped is not None:
@@ -276,12 +276,12 @@ def _arrived(span: Lifetime, inside: RunsInside) -> Lifetime:
 
 
 def _ran(span: Lifetime, inside: RunsInside, count: int) -> Ran:
-    """The lifetime in a lazyviz run by the steps of that run, of which there are ``count``."""
+    """The lifetime in steps of a lazyviz run of ``count`` steps."""
     if span.maker is not None:
         start = inside.step_of[span.maker.index]
     elif span.start < 0:
         start = -1
-    else:  # from outside, and not there at first
+    else:  # from outside, created after the run began
         start = inside.steps_before(span.eager_start) or -1
     last = inside.last_use(span.storage)
     if span.kept:
@@ -295,7 +295,7 @@ _BY_ELEMENT = (torch.ops.aten.sub.Tensor, torch.ops.aten.mul.Tensor)
 
 
 def _write_in_place(nodes: Sequence[Node], spans: list[Lifetime]) -> None:
-    """On eager PyTorch's timeline, results of a formula that it computes in place take their operand's place.
+    """On the eager timeline, let results that a formula computes in place reuse their operand's memory.
 
     ``binary_cross_entropy_with_logits_backward`` (FunctionsManual.cpp) writes into its own intermediate
     results, unless tensors are subclass-like, as they are under a dispatch mode.
@@ -327,18 +327,18 @@ def formula_end(nodes: Sequence[Node], position: int) -> int:
 def _parts(graph: Graph, span: Lifetime) -> Iterable[Lifetime]:
     """A storage; if it was resized, one lifetime for each period in which it had memory.
 
-    It was not recorded when a lazyviz run could free it earlier, so the run frees it when eager PyTorch does.
+    The last use in each period is not recorded, so a lazyviz run frees it when eager PyTorch does.
     """
     storage, count = span.storage, len(graph.nodes)
     if not storage.resized:
         yield span
         return
-    sizes: list[tuple[int, int]] = []  # the position from which on it has how many bytes
+    sizes: list[tuple[int, int]] = []  # start position and bytes of each period
     before = storage.nbytes
     for resize in storage.resized:
         if resize.graph == id(graph):
             sizes.append((resize.position, resize.nbytes))
-        elif not sizes:  # its own size, or the size that an earlier graph left
+        elif not sizes:  # its own size, or the size after an earlier graph
             before = resize.nbytes
     sizes.insert(0, (span.start, before))
     for (start, nbytes), (stop, _) in zip(sizes, [*sizes[1:], (count, 0)]):
@@ -392,7 +392,7 @@ def _uses(nodes: Sequence[Node]) -> tuple[dict[Storage, Node], dict[Storage, Nod
 
 
 def _joined(spans: list[Lifetime]) -> list[Lifetime]:
-    """Memory that has several storages because of sync points counts once, as the first of them."""
+    """Merge storages that share memory because of sync points into the first of them."""
     merged: dict[Storage, Lifetime] = {}
     for span in spans:  # the first name takes precedence
         root = span.storage.origin

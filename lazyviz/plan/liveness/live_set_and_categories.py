@@ -86,7 +86,7 @@ class Allocation(Unpicklable):
 
 
 class LiveSet(Sequence[Allocation]):
-    """The allocations of lifetimes, largest first, each created when it is asked for.
+    """The allocations of lifetimes, largest first, each created on access.
 
     A picture shows the largest of thousands, at each of thousands of moments.
     """

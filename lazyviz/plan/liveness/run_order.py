@@ -1,7 +1,7 @@
-"""Run order: what ran while a graph was being recorded, and in which order all of its nodes run.
+"""Run order: the execution order of a graph's nodes, some of which run at sync points during recording.
 
 A sync point runs the nodes that the read value needs, and leaves others pending: the loss of a step does not
-need the step's backward pass.  What is pending at the end runs then.
+need the step's backward pass.  Nodes that are still pending at the end run then.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ...graph.ir import Graph, Node, Storage, Value
 
 
 class RunsInside:
-    """What ran while a graph was recorded, as far as it changes how long storages exist in a lazyviz run."""
+    """The runs at sync points during recording, and their effect on lifetimes in a lazyviz run."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        # By the position of each node that ran then: how many nodes had been recorded.
+        # By position of each node that ran during recording: the number of nodes recorded by then.
         self.ran = {position: run.recorded for run in graph.runs_inside for position in run.ran}
         self._gone = {storage for run in graph.runs_inside for storage in run.gone}
         ends = [(run.recorded, run.ran[-1] + 1) for run in graph.runs_inside]
@@ -42,12 +42,12 @@ class RunsInside:
         return found
 
     def run_of(self, node: Node) -> int:
-        """The number of the run that runs a node; what is pending runs last."""
+        """The number of the run that executes a node; pending nodes are in the last run."""
         ran = self.ran.get(node.index)
         return len(self._at) if ran is None else bisect_left(self._at, ran)
 
     def run_of_all_pending(self, node: Node) -> int:
-        """The number of the run of a node if each read runs all that is pending, as in split blocks."""
+        """The number of the run of a node if each sync point runs all pending nodes, as in split blocks."""
         return bisect_right(self._reads, node.index)
 
     @cached_property
@@ -55,7 +55,7 @@ class RunsInside:
         return sorted(run.recorded for run in self._graph.runs_inside)
 
     def is_read_across(self, value: Value) -> bool:
-        """Whether a read came between the node that made ``value`` and the last one that uses its memory."""
+        """Whether there was a sync point between the creation of ``value`` and the last use of its memory."""
         if not self._reads or value.node is None:
             return False
         before = bisect_right(self._reads, value.node.index)
@@ -68,7 +68,7 @@ class RunsInside:
         return {value.storage.origin: node.index for node in self._graph.nodes for value in node.inputs}
 
     def end_before(self, position: int) -> int:
-        """Where the last run ends that was over when ``position`` was recorded; -1 if there is none.
+        """End position of the last run that was complete when ``position`` was recorded; -1 if there is none.
 
         An outside tensor that nothing used until then may not have existed yet: a data loader's next batch.
         """
@@ -78,8 +78,8 @@ class RunsInside:
     def last_need(self, maker: Node | None, storage: Storage) -> int:
         """End position of the run before the last use of ``storage``; 0 if it does not live that long.
 
-        A node that no value was read of stays pending, such as a backward pass after which only the loss is
-        read, and what it needs exists while later nodes run.
+        Nodes whose values were not read stay pending, such as a backward pass if only the loss is read. Their
+        inputs exist while later nodes run.
         """
         last = self._needed.get(storage, 0)
         return self._ends[last - 1] if last and (maker is None or self.run_of(maker) < last) else 0
@@ -88,7 +88,7 @@ class RunsInside:
         """End position of the last run during which ``storage``, a result of ``maker``, belonged to an
         ordinary tensor; 0 if there is none.
 
-        What runs afterwards has been recorded before it starts, so that the tensor is gone by then.
+        Later runs start after their nodes have been recorded, when the tensor no longer exists.
         """
         ran = self.ran.get(maker.index)
         if ran is None:
@@ -109,7 +109,7 @@ class RunsInside:
         recorded before it, and how many had run after it.
         """
         nodes = self._graph.nodes
-        # An op that runs at once runs before anything that is read afterwards.
+        # An op that runs immediately runs before any later sync point.
         runs: list[tuple[int, int, Sequence[int]]] = [
             (node.index + 1, 0, (node.index,)) for node in nodes if node.at_once
         ]

@@ -343,7 +343,7 @@ class Recomputation:
             schedule = trace.schedule(set(keys), anchors)
             return schedule if trace.peak(schedule) <= budget else None
 
-        low, high = 0, len(items)  # `low` is too few
+        low, high = 0, len(items)  # `low` candidates are too few
         best = None
         while high - low > 1:
             middle = (low + high) // 2

@@ -114,7 +114,7 @@ def in_place(program: Program, at: int) -> Iterator[Changed]:
     changed.kept = {mapping.get(key, key) for key in changed.kept}
     changed.held = {}
     for key, hold in sorted(program.held.items(), key=lambda each: each[1].until):
-        changed.held[mapping.get(key, key)] = hold  # the last drop of the storages that are now one
+        changed.held[mapping.get(key, key)] = hold  # the last drop of the merged storages
     nodes = _above(changed.peak()[0], program, nodes)
     names = sorted({_op_name(node) for node in nodes})
     peak_node = next((node for node in nodes if program.places[node] >= at), nodes[-1])

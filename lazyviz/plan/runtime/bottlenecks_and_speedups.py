@@ -20,7 +20,7 @@ from .gpu_timeline import OpTime, Projection, duration, project
 from .run_time_projection import gpu_of, without_time
 
 LINES = 5
-MOSTLY = 0.75  # share from which one line, such as that of a Trainer, says too little
+MOSTLY = 0.75  # above this share, a single line, such as a Trainer's, is not informative
 WORTH = 0.03  # minimum share of the time that a listed change saves
 FASTER_GPUS = ("H100-80GB", "A100-80GB", "RTX-4090")
 _KNOWN = {

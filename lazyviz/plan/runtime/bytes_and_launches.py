@@ -108,7 +108,7 @@ def work_key(node: Node) -> object | None:
 
 
 def interned(key: Hashable) -> object:
-    """The object that stands for ``key``; equal keys have the same."""
+    """The canonical object for ``key``: equal keys share one object."""
     found = _shared.get(key)
     if found is None:
         if len(_shared) > MOST_KNOWN:
@@ -230,7 +230,7 @@ def _traffic(node: Node) -> tuple[int, int]:
 
 
 def read_again(node: Node) -> int:
-    """Bytes that an op reads a second time: normalization over more than a thread block keeps.
+    """Bytes that an op reads twice: the operands of normalizations that are too large for one thread block.
 
     Batch and group norm read their input for its mean and variance, and again to normalize it; their backward
     passes read it and the gradient for two sums, and again for the gradient of the input.

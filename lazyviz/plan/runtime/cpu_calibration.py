@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from .cpu_op_times import ALWAYS_NEW, POINTWISE, CpuRates, Curve
 
 SECONDS = 1.7  # duration of all timings
-TURN = 0.003  # at least; functions are timed in turns, so that a disturbance of the machine meets all alike
+TURN = 0.003  # minimum; timings are interleaved, so that noise affects all functions equally
 ISSUED_LAYERS = 8  # pairs of a linear layer and tanh
 ISSUED_OPS = 17 + 48 + (8 + 40) / 2
 """Ops of a step with these layers, forward and backward, and sums of gradients; a view is half an op."""
-SMALL_CALLS = 10  # of an op on a single number, for each reading of the clock
-SMALL_ROUNDS = 20  # of calls of all operators on small tensors
+SMALL_CALLS = 10  # calls of an op on a single number per clock reading
+SMALL_ROUNDS = 20  # rounds of calling all operators on small tensors
 WEIGHTS = 8
 _KIB = 1024
 TENSOR = 1024 * _KIB
@@ -88,9 +88,7 @@ def measure() -> CpuRates:
         fault = [_first_touch() for _ in range(2)]
         _take_turns(small.values(), [call, issue, *products.values(), *images.values(), *moved.values()])
     operators = {name: each.seconds for name, each in small.items()}
-    again = {
-        name: min(each.taken) for name, each in small.items()
-    }  # as the others are called: again and again
+    again = {name: min(each.taken) for name, each in small.items()}  # called repeatedly, like the others
     curves = _by_distance(moved, {"elementwise": call.seconds} | again)
     convolution, layouts = _image_rates({s: each.seconds for s, each in images.items()}, again["convolution"])
     return CpuRates(
@@ -110,8 +108,8 @@ def measure() -> CpuRates:
 
 
 def _take_turns(small: Collection[_Timing], timings: Sequence[_Timing]) -> None:
-    """Time all of them. In a model, an operator comes after others, so those on ``small`` tensors are called
-    one after another: the code of an operator is no longer in the nearest cache.
+    """Time all functions, interleaved. Operators on ``small`` tensors are called one after another, so that
+    the code of each has been evicted from the nearest cache when it is called, as in a model.
     """
     start = now = _now()
     clock = statistics.median(-_now() + _now() for _ in range(100))
@@ -127,7 +125,7 @@ def _take_turns(small: Collection[_Timing], timings: Sequence[_Timing]) -> None:
 
 
 def _operators(tensor: _New) -> dict[str, _Function]:
-    """Calls of common operators on small tensors, where their own preparations take most of the time."""
+    """Calls of common operators on small tensors, where overhead takes most of the time."""
     a, b, column = tensor(8, 8), tensor(8), tensor(8, 1)
     image, weight = tensor(1, 8, 8, 8), tensor(8, 8, 3, 3)
     number = torch.zeros(8, dtype=torch.long, device="cpu")
@@ -180,13 +178,13 @@ def _training_step(tensor: _New) -> _Function:
 
 
 def _net(seconds: float, call: float) -> float:
-    """The same without the overhead of a call."""
+    """``seconds`` without the overhead of a call."""
     return max(seconds - call, seconds / 10)
 
 
 def _products(tensor: _New) -> Iterator[tuple[float, _Timing]]:
     for size in PRODUCTS:
-        # As in a model, whose linear layers transpose their weights, and have others each time.
+        # As in a model, each linear layer transposes different weights.
         a, weights = tensor(size, size), itertools.cycle([tensor(size, size).t() for _ in range(WEIGHTS)])
         yield 2.0 * size**3, _Timing(lambda a=a, w=weights: torch.mm(a, next(w)))  # type: ignore[misc]
 
@@ -207,9 +205,9 @@ def _convolution(tensor: _New, batch: int, channels: int, outputs: int, pixels: 
 def _image_rates(
     seconds: Mapping[tuple[int, int, int, int, int], float], call: float
 ) -> tuple[Curve, dict[str, Curve]]:
-    """The rate of products, and those of converting images, of a 3x3 and of a 1x1 convolution.
+    """The rate of products, and the rates of converting image layouts for 3x3 and 1x1 convolutions.
 
-    With two convolutions, both are known: a FLOP and a byte take as long in one as in the other.
+    Two convolutions determine both rates: the time per FLOP and per byte is assumed to be the same in both.
     """
 
     def work(batch: int, channels: int, outputs: int, pixels: int, kernel: int) -> tuple[float, float]:
@@ -233,7 +231,7 @@ def _movers(tensor: _New) -> dict[tuple[str, int], _Timing]:
     kernels, found = _kernels(tensor), {}
     pool = [tensor(TENSOR // _KIB, 256) for _ in range(DISTANCES[-1] // TENSOR // 2)]
     for distance in DISTANCES:
-        count = max(distance // TENSOR // 2, 1)  # and as many results
+        count = max(distance // TENSOR // 2, 1)  # the results take as many bytes again
         rows = min(distance // 2, TENSOR) // _KIB
         tensors = [each[:rows] for each in pool[:count]]
         for name, function in kernels.items():
@@ -252,7 +250,7 @@ def _movers(tensor: _New) -> dict[tuple[str, int], _Timing]:
 
 
 def _kernels(tensor: _New) -> dict[str, _OfTensors]:
-    """On pairs of tensors of 256 columns."""
+    """The functions to time, by operator, on pairs of tensors with 256 columns."""
     b, channel, positive, aten = tensor(256), tensor(8), torch.ones(8, device="cpu"), torch.ops.aten
     column, masks = torch.ones(TENSOR // _KIB, 1, device="cpu"), [True, True, True]
 

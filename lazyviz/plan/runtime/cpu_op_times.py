@@ -192,7 +192,7 @@ def _timed(node: Node, found: Sequence[Access], rates: CpuRates) -> OpTime:
 def _computing(node: Node, kind: OpClass, work: Work, rates: CpuRates) -> float:
     if not work.executed:
         return 0.0
-    steps = steps_of(node) if kind == "rnn" else 1  # the products of a step wait for those of the one before
+    steps = steps_of(node) if kind == "rnn" else 1  # the products of consecutive steps run in sequence
     curve = rates.convolution if kind == "convolution" else rates.matmul
     return work.executed / rate_at(curve, work.executed / steps)
 
@@ -212,7 +212,7 @@ def _moving(node: Node, kind: OpClass, work: Work, found: Sequence[Access], rate
     )
     if kind == "convolution":
         moving += _reordered(node) * _reordering(node, rates)
-    elif name in ("addmm", "baddbmm", "addmv"):  # which first copy their first argument to the result
+    elif name in ("addmm", "baddbmm", "addmv"):  # these first copy their first argument to the result
         made = [each for each in found if each.written]
         moving += sum(each.nbytes for each in made) * near
     return new + moving
@@ -250,7 +250,7 @@ def _reordering(node: Node, rates: CpuRates) -> float:
 def _traffic(node: Node, kind: OpClass, rates: CpuRates) -> Curve:
     name = short_name(node.op)
     if kind == "norm" and not arguments_of(node).get("training", True):
-        return rates.elementwise  # with statistics that are known, a factor and a summand per channel
+        return rates.elementwise  # in evaluation mode: one scale and one shift per channel
     if name in rates.kernels:
         return rates.kernels[name]
     if kind == "softmax":

@@ -81,14 +81,14 @@ class Streams:
         return sent
 
     def finish(self) -> float:
-        """When all of it is over."""
+        """Wait for the last collective; returns the time at which the graph ends."""
         last = max(self._sent, key=lambda each: each.ends, default=None)
         if last is not None:
             self._wait(last)
         return self.kernels
 
     def _wait(self, late: CollectiveInFlight) -> None:
-        """Let kernels wait until ``late`` ends; the time counts for the collectives of its group in turn."""
+        """Delay kernels until ``late`` ends; charge the wait to its group's collectives, latest first."""
         left = late.ends
         for each in reversed(self._sent):
             if left <= self.kernels:
@@ -104,7 +104,7 @@ class Streams:
         self.kernels = max(self.kernels, late.ends)
 
     def _latest(self, values: Iterable[Value]) -> CollectiveInFlight | None:
-        """Of the collectives that bring ``values`` the last to end."""
+        """The collective producing any of ``values`` that ends last."""
         if not self._sent:
             return None
         found = [self._brought[each] for each in _storages(values) if each in self._brought]
@@ -122,9 +122,10 @@ class Streams:
 
 
 def nodes_on_other_streams(nodes: Sequence[Node], gpus: Counter[torch.device]) -> dict[Node, str]:
-    """The collectives among ``nodes``, and FSDP2's copies into what one gathers, each with its group.
+    """The collectives among ``nodes``, and FSDP2's copies into all-gather buffers, each with its group.
 
-    And what runs on other GPUs than most of ``nodes``, each with its GPU; ``gpus``: :func:`gpus_among`.
+    Also the nodes that do not run on the GPU that runs most of them, each with its GPU; ``gpus`` is the
+    result of :func:`gpus_among`.
     """
     found = _on_other_gpus(nodes, gpus)
     if not any(op.namespace in NAMESPACES for op in {id(node.op): node.op for node in nodes}.values()):

@@ -22,7 +22,8 @@ def in_dtype(nodes: Sequence[Node], dtype: torch.dtype) -> list[Node]:
 
     def is_changed(node: Node) -> bool:
         places = {value.device.type for value in (*node.inputs, *node.outputs)}
-        return node.phase in ("forward", "backward") and len(places) == 1  # not what comes from the host
+        # Host-to-device copies do not change.
+        return node.phase in ("forward", "backward") and len(places) == 1
 
     found = _changed(nodes, change, is_changed)
     for node, changed in zip(nodes, found):

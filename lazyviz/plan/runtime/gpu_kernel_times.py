@@ -187,7 +187,7 @@ def gpus_of(values: Iterable[Value]) -> list[torch.device]:
 
 
 def _between_gpus(node: Node, gpu: Gpu) -> Kernel:
-    """The time of a copy or sum over NVLink, otherwise over the bus, as from the host."""
+    """The time of a copy or sum between GPUs: over NVLink if present, otherwise over the PCIe bus."""
     moved = sum(value.nbytes for value in node.inputs if value not in node.outputs)
     rate = gpu.rates.link_gbps * 1e9 if gpu.rates.link_gbps else _host_link(gpu)
     return Kernel(float(CALIBRATED["kernel_seconds"]) + moved / rate, "memory", False)

@@ -102,9 +102,7 @@ def class_of(op: OpOverload) -> OpClass:
 
 
 def _class_of_sparse(name: str) -> OpClass:
-    """Of a kernel of sparse tensors, which gathers or writes rows by their indices if strided tensors are
-    involved.
-    """
+    """The class of a sparse kernel: ``"indexing"`` if it gathers or scatters rows of a strided tensor."""
     if name in ("clone", "to_copy", "t", "transpose", "permute"):
         return "copy"
     if name in ("sum", "norm"):

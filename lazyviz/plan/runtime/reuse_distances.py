@@ -1,4 +1,4 @@
-"""Reuse distances: how much memory a program touches between two accesses to the same."""
+"""Reuse distances: how much memory a program touches between two accesses to the same memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .bytes_and_launches import touched
 
 class Access(NamedTuple):
     """An operand of an op: the bytes that it covers, and its reuse ``distance``, the bytes touched since the
-    last access to them, its own included; that decides which cache has them.
+    last access to them, including its own; the distance determines which cache they are in.
 
-    ``written``: whether the op creates it, in memory that a tensor of the same size has left, if any has.
+    ``written``: whether the op creates it, reusing memory freed by a tensor of the same size if possible.
     """
 
     nbytes: int
@@ -35,7 +35,7 @@ class _Reuse:
         self.last: dict[Storage, int] = {}
         """For each storage, the bytes touched until its last access."""
         self.free: dict[int, list[int]] = {}
-        """The same for memory that freed storages of a size have left."""
+        """The same for freed memory, by size."""
         storages = {value.storage.origin: None for node in nodes for value in (*node.inputs, *node.outputs)}
         self.dropped = sorted(
             (each for each in storages if each.dropped is not None and not each.external),

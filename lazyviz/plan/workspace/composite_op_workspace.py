@@ -22,10 +22,7 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 @on(TABLE, "abs", "angle")
 def _complex_to_real(node: Node, threads: int) -> Need:
-    """Results as complex numbers, whose real parts are copied
-
-    ``unary_op_impl_with_complex_to_float_out`` in UnaryOps.cpp.
-    ."""
+    """Complex results, whose real parts are copied (``unary_op_impl_with_complex_to_float_out``)."""
     operand = node.args[0].meta
     return exactly(operand.nbytes if operand.dtype.is_complex else 0)
 
@@ -91,7 +88,7 @@ def _scattered(node: Node, threads: int) -> Need:
 @on(TABLE, "masked_scatter_backward")
 def _scattered_back(node: Node, threads: int) -> Need:
     """The selected elements; fewer than the source has are filled up with zeros, and copied together
-    (TensorAdvancedIndexing.cpp). Expected is a source of which every element was used.
+    (TensorAdvancedIndexing.cpp). The estimate assumes that every element of the source was used.
     """
     operand, mask, result = node.args[0].meta, node.args[1].meta, node.outputs[0].nbytes
     expected = _selecting(operand, mask, result, threads)
@@ -115,7 +112,7 @@ def _indexed(node: Node, threads: int) -> Need:
         return NOTHING  # filled (``canDispatchToMaskedFill``, TensorAdvancedIndexing.cpp)
     if len(values.shape) > node.args[1].index(indices[0]) and math.prod(values.shape) > rest:
         return exactly(math.prod(values.shape) // max(rest, 1) * of_each)
-    most = math.prod(mask.shape) * of_each  # a value for all, however many they are
+    most = math.prod(mask.shape) * of_each  # one value for all selected elements
     return Need(most // 2, 0, most)
 
 
@@ -210,7 +207,7 @@ def _position(node: Node, threads: int) -> Need:
 
 @on(TABLE, "_safe_softmax")
 def _safe_softmax(node: Node, threads: int) -> Need:
-    """A mask of what is minus infinity, and of rows that are nothing else (SoftMax.cpp)."""
+    """Masks of elements that are minus infinity, and of rows of only such elements (SoftMax.cpp)."""
     operand, dim = node.args[0].meta, node.args[1]
     count = math.prod(operand.shape)
     rows = count // operand.shape[dim] if count else 0

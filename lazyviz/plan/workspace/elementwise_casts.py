@@ -1,4 +1,4 @@
-"""Casts inside of elementwise CPU kernels: operands and results of another dtype than the one computed in.
+"""Casts inside of elementwise CPU kernels: temporaries for operands and results of another dtype.
 
 ``TensorIteratorBase::compute_types`` (TensorIterator.cpp) creates them as temporaries, on the CPU alone: a
 GPU's kernels convert each element when they load or store it.
@@ -49,14 +49,14 @@ _SPECIAL = (
 
 @on(TABLE, *_PROMOTING, "rsub", "maximum", "minimum", "fmin", "fmax", "logaddexp", "logaddexp2")
 def _promoted(node: Node, threads: int) -> Need:
-    """Computed in the dtype to which the operands are promoted."""
+    """Casts of operands and result to the promoted dtype."""
     operands = node.args[:2]
     return NOTHING if _uniform(node, operands) else _casts(node, operands, common_dtype(operands))
 
 
 @on(TABLE, *_TO_FLOAT, "special_zeta", "special_xlog1py")
 def _promoted_to_float(node: Node, threads: int) -> Need:
-    """The same, of integers in the default floating-point dtype."""
+    """The same, with integers cast to the default floating-point dtype."""
     operands = node.args[:2]
     if _uniform(node, operands):
         return NOTHING
@@ -68,7 +68,7 @@ def _promoted_to_float(node: Node, threads: int) -> Need:
 
 @on(TABLE, *_COMPARING)
 def _compared(node: Node, threads: int) -> Need:
-    """The operands promoted; masks of ``torch.bool`` are stored as they are."""
+    """Casts of the operands to the promoted dtype; ``torch.bool`` results are stored without a cast."""
     operands = node.args[:2]
     metas = [item.meta for item in operands if isinstance(item, Value)]
     if len(metas) == 2 and metas[0].dtype == metas[1].dtype and node.outputs[0].meta.dtype == torch.bool:
@@ -78,7 +78,7 @@ def _compared(node: Node, threads: int) -> Need:
 
 @on(TABLE, "addcmul", "addcmul_", "addcdiv", "addcdiv_", "clamp", "clamp_")
 def _of_three(node: Node, threads: int) -> Need:
-    """Three operands promoted together; bounds of ``clamp`` may be missing."""
+    """Casts of three operands to their promoted dtype; bounds of ``clamp`` may be missing."""
     operands = [item for item in node.args[:3] if item is not None]
     operands += [node.kwargs[name] for name in ("min", "max") if node.kwargs.get(name) is not None]
     return NOTHING if _uniform(node, operands) else _casts(node, operands, common_dtype(operands))
@@ -86,7 +86,7 @@ def _of_three(node: Node, threads: int) -> Need:
 
 @on(TABLE, *_UNARY_TO_FLOAT, *(f"special_{name}" for name in _SPECIAL))
 def _integers_as_floats(node: Node, threads: int) -> Need:
-    """Integers in the default floating-point dtype (``build_unary_float_op``); so are results of ``out``."""
+    """Casts of integers, ``out`` included, to the default floating dtype (``build_unary_float_op``)."""
     operands = [item for item in node.args[:2] if isinstance(item, Value)][:1]
     dtype = operands[0].meta.dtype
     if dtype == node.outputs[0].meta.dtype:
@@ -96,28 +96,26 @@ def _integers_as_floats(node: Node, threads: int) -> Need:
 
 @on(TABLE, "deg2rad", "deg2rad_", "rad2deg", "rad2deg_")
 def _multiplied_by_a_constant(node: Node, threads: int) -> Need:
-    """Integers in the result's dtype (``at::mul`` in UnaryOps.cpp)."""
+    """Casts of integers to the result's dtype (``at::mul`` in UnaryOps.cpp)."""
     return _casts(node, node.args[:1], _floating(node.args[0].meta.dtype))
 
 
 @on(TABLE, "where")
 def _chosen(node: Node, threads: int) -> Need:
-    """Both branches in one dtype (``where_self_out``, TensorCompare.cpp)."""
+    """Casts of both branches to one dtype (``where_self_out``, TensorCompare.cpp)."""
     return _casts(node, node.args[1:3], node.outputs[0].meta.dtype)
 
 
 @on(TABLE, "cat", "stack")
 def _joined(node: Node, threads: int) -> Need:
-    """A copy of one operand after the other that has another dtype (``cat``, TensorShape.cpp)."""
+    """Casts of operands of another dtype, one at a time (``cat``, TensorShape.cpp)."""
     dtype = node.outputs[0].meta.dtype
     sizes = [_size(item.meta, item.meta.dtype) for item in node.args[0] if item.meta.dtype != dtype]
     return exactly(max(sizes, default=0))
 
 
 def _uniform(node: Node, operands: Sequence[Any]) -> bool:
-    """Whether operands and result have one floating-point dtype, which no Python number but a complex one
-    promotes.
-    """
+    """Whether operands and result share a floating-point or complex dtype, and no number is complex."""
     dtype = node.outputs[0].meta.dtype
     if not (dtype.is_floating_point or dtype.is_complex):
         return False
@@ -132,7 +130,7 @@ def _floating(dtype: torch.dtype) -> torch.dtype:
 
 
 def _casts(node: Node, operands: Sequence[Any], common: torch.dtype, *, mask: bool = False) -> Need:
-    """Copies of operands, and a result to be converted, where they have another dtype than ``common``."""
+    """Bytes of the copies in ``common`` of operands, and of the result, that have another dtype."""
     metas = [item.meta for item in operands if isinstance(item, Value)]
     result = node.outputs[0].meta
     if not (mask and result.dtype == torch.bool):
@@ -200,8 +198,8 @@ def _combined(common: torch.dtype, lower: torch.dtype) -> torch.dtype:
 
 @on(TABLE, "ldexp", "ldexp_")
 def _scaled_by_powers(node: Node, threads: int) -> Need:
-    """The powers of two, and casts of computing and of multiplying by them; a kernel of its own has integers
-    as exponents (BinaryOps.cpp).
+    """The powers of two, and the casts to compute and to multiply by them; integer exponents have a kernel
+    without temporaries (BinaryOps.cpp).
     """
     operand, exponent, result = node.args[0].meta, node.args[1].meta, node.outputs[0].meta
     integers = not (exponent.dtype.is_floating_point or exponent.dtype.is_complex)
@@ -218,7 +216,7 @@ def _scaled_by_powers(node: Node, threads: int) -> Need:
 
 
 def _of_lists(rule: Rule) -> Rule:
-    """The rule of an operator on lists, which on the CPU runs the one on tensors for each of their items."""
+    """The rule of a ``_foreach_`` operator, which on the CPU calls the tensor operator for each item."""
 
     def of_lists(node: Node, threads: int) -> Need:
         results = node.args[0] if node.writes else node.outputs

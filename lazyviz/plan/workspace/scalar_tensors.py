@@ -1,8 +1,8 @@
-"""Small tensors of the CPU that no operator shows: Python numbers, flags, and counters inside of kernels.
+"""Small hidden CPU tensors: converted Python numbers, and flags and counters inside of kernels.
 
 A Python number becomes a tensor of 8 bytes (16 if it is complex) where an operator takes a tensor, and
 autograd keeps it until the backward pass: ``x * 0.5`` saves the factor.  Kernels hold a few more, such as the
-status of a decomposition.  None of them is planned, so a peak may be higher by them.
+status of a decomposition.  The plan does not include them, so the real peak may be higher by their size.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ...graph.ir import Node
 from ...torch_internals.private_api import OpOverload
 
 IN_A_KERNEL = 64
-"""Bytes of small tensors that a kernel may hold while it runs: an allowance for a few numbers and flags, of
-which no source has a list."""
+"""Allowance for small tensors that a kernel may hold while it runs, in bytes: a few undocumented numbers and
+flags."""
 
 _NUMBERS = (bool, int, float, complex)
 
 
 def of_numbers(nodes: Sequence[Node]) -> list[int]:
-    """During each node, the most bytes of its own small tensors and of numbers that autograd keeps."""
+    """Upper bound of the bytes of small tensors during each node, including numbers saved by autograd."""
     changes = [0] * (len(nodes) + 1)
-    kept: dict[Node, tuple[int, int]] = {}  # its position, and the bytes
+    kept: dict[Node, tuple[int, int]] = {}  # position and bytes
     last: dict[Node, int] = {}
     for at, node in enumerate(nodes):
         phase = node.phase

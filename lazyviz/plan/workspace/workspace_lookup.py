@@ -392,7 +392,7 @@ def _embedding_bag(node: Node, threads: int) -> Need:
     """
     of_index, sizes, largest = (value.nbytes for value in node.outputs[1:4])
     if not of_index:
-        return NOTHING  # sums by a kernel that needs none of them
+        return NOTHING  # the fast kernel for sums needs none of them
     mode = argument(node, 4, "mode", 0)
     after = (0, 2 * sizes + sizes // 8 * node.outputs[0].dtype.itemsize, sizes)[mode]
     return exactly(max(of_index + 8 - sizes - largest, after))
