@@ -4,8 +4,9 @@ python scripts/build_native.py     # needs setuptools, Cython, a C and C++ compi
 python scripts/build_native.py --check    # builds nothing; g++'s warnings about our C++ are errors
 python scripts/build_native.py --sanitize    # for scripts/run_sanitizers.py: with AddressSanitizer and UBSan
 
-The implementation is in ``lazyviz/torch_internals/native_build.py``, which is also part of an installed
-lazyviz (``lazyviz compile``); it is loaded by path, because importing the package imports PyTorch.
+The implementation is in ``lazyviz/torch_internals/find_compiler_and_build_extensions.py``, which is also
+part of an installed lazyviz (``lazyviz compile``); it is loaded by path, because importing the package
+imports PyTorch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def _native_build() -> ModuleType:
-    path = ROOT / "lazyviz" / "torch_internals" / "native_build.py"
+    path = ROOT / "lazyviz" / "torch_internals" / "find_compiler_and_build_extensions.py"
     spec = importlib.util.spec_from_file_location("lazyviz_native_build", path)
     assert spec is not None
     assert spec.loader is not None

@@ -75,7 +75,7 @@ EVERY_LIBRARY = ("--all", "--library-table=docs/libraries.md")
 # Scratch memory depends on the CPU, so the tests also run with lower instruction sets.
 ONE_PROCESSOR = (
     "tests/plan/workspace/test_workspace.py",
-    "tests/plan/remedies/test_precision.py",
+    "tests/plan/remedies/test_memory_at_lower_precision.py",
     "tests/plan/remedies/test_remedy_search.py",
     "tests/session/test_split_under_process_limit.py",
 )

@@ -74,7 +74,7 @@ MAY_IMPORT = {
     "testing": {"graph", "plan", "execute", "session", "testing"},
     "cli": {
         "process",
-        "torch_internals.native_build",
+        "torch_internals.find_compiler_and_build_extensions",
         "torch_internals.after_optimizer_step_callbacks",
         "record",
         "graph",

@@ -16,7 +16,7 @@ import type { Callback, Model } from "./model/anywidget-model";
 import { PlanControls } from "./toolbar/plan-controls";
 import type { SaveMenu } from "./toolbar/save-menu";
 import { RunControls } from "./toolbar/run-controls";
-import { Scene } from "./model/scene";
+import { Scene } from "./model/open-groups-and-layout";
 import { Search } from "./toolbar/search-box";
 import type { Hover } from "./graph/hover";
 import type { Breadcrumbs } from "./graph/breadcrumbs";

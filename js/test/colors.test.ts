@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 import { bandOf, BoxDrawing } from "../src/graph/boxes";
 import { Colors } from "../src/graph/colors";
-import type { Frame } from "../src/model/scene";
+import type { Frame } from "../src/model/open-groups-and-layout";
 import type { BoxData } from "../src/model/types";
 
 const box = (id: string, more: Partial<BoxData> = {}): BoxData => ({

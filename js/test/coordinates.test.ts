@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import { resolve } from "node:path";
 import { describe, expect, it } from "vitest";
 import { curve, place, type Placed, type Size } from "../src/model/coordinates-from-layers";
-import { Scene } from "../src/model/scene";
+import { Scene } from "../src/model/open-groups-and-layout";
 import type { GroupData } from "../src/model/types";
 
 const golden = (name: string): unknown =>

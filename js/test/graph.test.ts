@@ -9,7 +9,7 @@ import * as deferred from "../src/deferred-bundle-entry";
 import { svg } from "../src/page/dom";
 import { neighbor } from "../src/graph/arrow-keys";
 import { relationLines } from "../src/graph/relation-lines";
-import { Scene } from "../src/model/scene";
+import { Scene } from "../src/model/open-groups-and-layout";
 import type { BoxData, GroupData, Relation } from "../src/model/types";
 
 provideDeferredPart(deferred); // as in a saved page

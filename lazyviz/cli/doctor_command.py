@@ -18,7 +18,7 @@ import lazyviz
 from ..plan.devices.device_lookup import Device, devices
 from ..plan.units import format_bytes
 from ..session.doctor import Diagnosis, doctor
-from ..torch_internals import native_build
+from ..torch_internals import find_compiler_and_build_extensions
 from .doctor_gpu_check import check
 from .plan_command import FAILED, FINE
 from .plan_tables import console, table
@@ -147,7 +147,7 @@ def _improvements(diagnosis: Diagnosis) -> list[str]:
         missing = [name for name in ("Cython", "setuptools") if find_spec(name) is None]
         how = "lazyviz compile"
         if missing:
-            needed = " ".join(f"'{name}'" for name in native_build.REQUIREMENTS)
+            needed = " ".join(f"'{name}'" for name in find_compiler_and_build_extensions.REQUIREMENTS)
             how = f"pip install {needed}; {how}"
         if compiler is None:
             how = f"install a C++ compiler; {how}"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ..graph.ir import Failure, failure_of
-from ..plan.remat.candidates import statistics
+from ..plan.remat.recompute_candidates import statistics
 from ..process.deferred_signals import Deferred
 from ..process.global_state_transaction import Transaction, complete
 from ..record.lazy_tensor import make_real

@@ -16,7 +16,7 @@ import torch
 
 from ..graph.ir import Storage
 from ..plan.liveness.allocation_trace import Key
-from ..plan.remat.candidates import RecomputeSchedule, Trace, statistics
+from ..plan.remat.recompute_candidates import RecomputeSchedule, Trace, statistics
 from ..process.global_state_transaction import complete
 from ..record.tape import Tape
 from ..record.tracked_storages import DrawSequence, TrackedNode, TrackedStorage, TrackedValue

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..plan.remat.candidates import statistics
+from ..plan.remat.recompute_candidates import statistics
 from ..process.global_state_transaction import complete
 from ..record.partially_written_memory import OVERWRITES
 from ..record.tracked_storages import TrackedNode, TrackedValue

@@ -28,7 +28,7 @@ from . import backward_nodes, constant_folding, dependency_closure, intercept_op
 from .constant_folding import is_given
 from .intercept_ops_outside_blocks import count_writes, written_tensors
 from .interception import attribute_patches
-from .interception.external_aliases import Unexamined
+from .interception.observers_of_deferred_writes import Unexamined
 from .interception.register_optimizer_step_hooks import OptimizerSteps
 from .item_and_bool_reads import evaluate_number, number_in
 from .lazy_tensor import MOST_TENSORS, LazyParameter, LazyTensor, Wrappers, wrap

@@ -14,7 +14,7 @@ from ..process.deferred_signals import deferring
 from . import dead_node_detection
 from .dependency_closure import closure
 from .forgotten_tensors import refuse_reads
-from .interception.external_aliases import MemoryHolders
+from .interception.observers_of_deferred_writes import MemoryHolders
 from .provenance.module_calls_and_phases import Scopes
 from .random_draw_order import Generators
 from .recording_state import RecordingState

@@ -9,7 +9,7 @@ import torch
 
 from ..torch_internals import dispatcher_bypasses, private_api
 from . import constant_folding
-from .interception.external_aliases import UNKNOWN, MemoryHolders, Unexamined
+from .interception.observers_of_deferred_writes import UNKNOWN, MemoryHolders, Unexamined
 from .lazy_tensor import being_swapped, is_lazy, is_pending, make_pending, make_real
 from .provenance.module_calls_and_phases import Scopes
 from .recording_state import RecordingState

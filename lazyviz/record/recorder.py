@@ -36,7 +36,7 @@ from ..torch_internals.storage_ownership import WeakStorage
 from . import constant_folding, eager_fallback, intercept_ops_outside_blocks
 from .dependency_closure import order, order_check
 from .interception import torchscript_calls
-from .interception.external_aliases import Unexamined, workaround_for
+from .interception.observers_of_deferred_writes import Unexamined, workaround_for
 from .lazy_tensor import (
     LazyParameter,
     LazyTensor,

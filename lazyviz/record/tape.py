@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from ..torch_internals.private_api import OpOverload
-from .interception.external_aliases import MemoryHolders
+from .interception.observers_of_deferred_writes import MemoryHolders
 from .pending_ops import PendingOps
 from .preexisting_tensors import ExternalTensors
 from .provenance.module_calls_and_phases import Scopes

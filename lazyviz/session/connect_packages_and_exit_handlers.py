@@ -12,7 +12,7 @@ from ..record.recorder import recorder
 from ..record.tape import tape
 from ..record.tracked_storages import TrackedNode, Unreachable
 from . import block, evaluation
-from .sync_evaluation import run_for_sync
+from .evaluate_at_sync_point import run_for_sync
 
 
 def connect() -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from ..execute import eager_backend, stop_runs_at_exit
-from ..execute.background_run import AsyncRun
+from ..execute.kernels_on_background_thread import AsyncRun
 from ..execute.measured_memory import Memory, Timelines
 from ..execute.remaining_time import learn
 from ..execute.replay import native_codegen, native_short_runs, node_passes
@@ -542,7 +542,7 @@ def run_writes_of_known_values() -> None:
         run(closure(nodes), "writes of known values")
 
 
-_MODULES = (__name__, f"{__package__}.sync_evaluation")
+_MODULES = (__name__, f"{__package__}.evaluate_at_sync_point")
 _RUNS = ("run", "run_for_values")
 
 

@@ -50,13 +50,13 @@ from .block import LazyBlock, Options, close_all, open_blocks
 from .default_options import options as defaults
 from .display import Pictures
 from .evaluate_all_pending import evaluate_everything, merged
+from .evaluate_at_sync_point import run_with_options
 from .graph_options import GraphOptions
 from .recompute_options import RecomputeError as RecomputeError
 from .recompute_options import split_and_recompute
 from .run_history import Listener, RunHistory
 from .run_options import Recompute, assumptions
 from .split_options import SplitError as SplitError
-from .sync_evaluation import run_with_options
 from .why_it_ran_and_status import metrics as metrics
 from .why_it_ran_and_status import why as why
 

@@ -56,7 +56,7 @@ def choose_run(
     if recompute == "off" or not nodes:
         return None
     # Imported by the first rematerialized run.
-    from ..plan.remat.candidates import Trace
+    from ..plan.remat.recompute_candidates import Trace
     from ..plan.remat.recompute_selection import Recomputation
 
     budget = recompute

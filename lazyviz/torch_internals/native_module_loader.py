@@ -1,7 +1,8 @@
 """Loading of the compiled modules; lazyviz gives the same results without them.
 
-They are built by ``lazyviz compile`` (``native_build.py``): Cython modules if there is a C compiler, and C++
-modules for the installed PyTorch, if any.  ``LAZYVIZ_PURE_PYTHON`` in the environment disables them.
+They are built by ``lazyviz compile`` (``find_compiler_and_build_extensions.py``): Cython modules if there is
+a C compiler, and C++ modules for the installed PyTorch, if any.  ``LAZYVIZ_PURE_PYTHON`` in the environment
+disables them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Private torch APIs for a storage's internals: who owns its memory, and other references to it.
 
 In addition to :mod:`lazyviz.torch_internals.private_api`, for
-:mod:`lazyviz.record.interception.external_aliases`. ``tests/torch_internals/test_private_apis.py`` checks
-each entry.
+:mod:`lazyviz.record.interception.observers_of_deferred_writes`.
+``tests/torch_internals/test_private_apis.py`` checks each entry.
 
 PyTorch has no public way to ask who owns a storage's memory.  The owner follows from the function that will
 free it (the deleter) and that function's argument, which are fields of the C++ object.  Their offsets are

@@ -7,7 +7,7 @@ import torch
 
 import lazyviz
 from lazyviz.record import native_recorder
-from lazyviz.view.widget.graph_runs import Running
+from lazyviz.view.widget.run_thread_and_displays import Running
 
 from .support.inject_faults import State, inject, is_plain
 

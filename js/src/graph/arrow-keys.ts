@@ -1,6 +1,6 @@
 // Arrow key navigation: along the drawn edges, between the boxes of a layer, and into and out of open groups.
 
-import type { Arrangement, Frame } from "../model/scene";
+import type { Arrangement, Frame } from "../model/open-groups-and-layout";
 
 export type Arrow = "ArrowUp" | "ArrowDown" | "ArrowLeft" | "ArrowRight";
 

@@ -4,7 +4,7 @@
 import { charWidth, cut, svg } from "../page/dom";
 import { LAYERS } from "../page/icons";
 import type { Colors, Part } from "./colors";
-import { nameOf, type Frame } from "../model/scene";
+import { nameOf, type Frame } from "../model/open-groups-and-layout";
 import type { BoxData, ShapePart } from "../model/types";
 
 const LEAST = 9.2; // pixels on screen below which no text is written

@@ -1,7 +1,7 @@
 // The groups around the selected box, outermost first; each leads to itself.
 
 import { cut, group, html, on, plainButton } from "../page/dom";
-import { nameOf, type Scene } from "../model/scene";
+import { nameOf, type Scene } from "../model/open-groups-and-layout";
 
 const MOST_CHARS = 34;
 

@@ -2,7 +2,7 @@
 
 import { clashing } from "./boxes";
 import { svg } from "../page/dom";
-import type { Line } from "../model/scene";
+import type { Line } from "../model/open-groups-and-layout";
 
 const keyOf = (line: Line): string => `${line.source} ${line.target} ${line.label} ${line.path}`;
 

@@ -11,7 +11,7 @@ import { keptBands } from "./saved-activations";
 import { Legend } from "./legend";
 import type { Minimap } from "./minimap";
 import { deferredPart, whenLoaded } from "../page/load-deferred-bundle";
-import { titleEnd, type Arrangement, type Frame, type Scene } from "../model/scene";
+import { titleEnd, type Arrangement, type Frame, type Scene } from "../model/open-groups-and-layout";
 import type { Differences, Held, Kept, Memory, Note, Relation, Span } from "../model/types";
 
 const FAR = 0.25; // below this scale, small parts of a box are omitted

@@ -1,7 +1,7 @@
 // The box under the pointer or with the focus is described at the bottom of the graph, its lines are highlighted, and
 // its lifetime is marked in the memory chart.
 
-import { nameOf, type Scene } from "../model/scene";
+import { nameOf, type Scene } from "../model/open-groups-and-layout";
 import type { Send } from "../model/types";
 
 const AFTER = 80; // milliseconds, so that moving the pointer across boxes requests nothing

@@ -2,7 +2,7 @@
 
 import type { Camera } from "./camera";
 import { on, svg } from "../page/dom";
-import type { Arrangement, Frame } from "../model/scene";
+import type { Arrangement, Frame } from "../model/open-groups-and-layout";
 
 const MOST = [150, 110] as const;
 

@@ -2,7 +2,7 @@
 // that it is the gradient of. Each kind has its own color and line.
 
 import { svg } from "../page/dom";
-import type { Arrangement, Frame, Scene } from "../model/scene";
+import type { Arrangement, Frame, Scene } from "../model/open-groups-and-layout";
 import type { Relation } from "../model/types";
 
 export const KINDS: Record<Relation["kind"], string> = {

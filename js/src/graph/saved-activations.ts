@@ -2,7 +2,7 @@
 // backward pass.
 
 import { charWidth, svg } from "../page/dom";
-import type { Frame, Scene } from "../model/scene";
+import type { Frame, Scene } from "../model/open-groups-and-layout";
 import type { Kept } from "../model/types";
 
 const MOST = 3;

@@ -1,6 +1,6 @@
 // The saved page (graph.save("x.html")): the widget with an offline model, which answers from data in the page.
 //
-// lazyviz/view/export/html_page.py writes that data: parts of gzipped JSON in base64, each read when it is first needed.
+// lazyviz/view/export/saved_html_page.py writes that data: parts of gzipped JSON in base64, each read when it is first needed.
 
 import { finder, type SearchData } from "./offline-search";
 import type { FromPython, GroupData } from "../model/types";

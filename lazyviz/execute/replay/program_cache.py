@@ -30,7 +30,7 @@ from ...record.random_draw_order import state_of
 from ...record.tape import Tape
 from ...record.tracked_storages import TrackedNode
 from ...torch_internals import private_api
-from .. import background_run
+from .. import kernels_on_background_thread
 from ..eager_backend import check_interrupts, kernel_level, report_progress, store_result
 from ..kernel_errors import note_failure
 from ..lru_cache import LRUCache
@@ -256,16 +256,16 @@ class Replay:
         self.memory = KnownMemory(known.levels, subgraph, known.held)
         self.projection: Projection | None = (known.projected, {}) if known.projected is not None else None
         self.known, self.code = known, code
-        self.started: background_run.AsyncRun | None = None  # on another thread
+        self.started: kernels_on_background_thread.AsyncRun | None = None  # on another thread
 
     def start(self) -> str | None:
         """Start the kernels on another thread; return the reason if that is not possible."""
         known = self.known
         if known.not_async is None:
-            known.not_async = background_run.async_obstacle(self.subgraph, self.code) or ""
-        reason = known.not_async or background_run.current_async_obstacle(self.subgraph)
+            known.not_async = kernels_on_background_thread.async_obstacle(self.subgraph, self.code) or ""
+        reason = known.not_async or kernels_on_background_thread.current_async_obstacle(self.subgraph)
         if reason is None:
-            self.started, begin = background_run.prepared(self.subgraph, self.code)
+            self.started, begin = kernels_on_background_thread.prepared(self.subgraph, self.code)
             self.started.handle[:] = map(partial.__call__, (begin,))  # started and stored entirely in C
             if not self.started.has_begun:
                 self.started, reason = None, "PyTorch dispatch modes are active"
@@ -286,7 +286,7 @@ class Replay:
     def _note_first(
         self,
         tape: Tape,
-        started: background_run.AsyncRun,
+        started: kernels_on_background_thread.AsyncRun,
         ran: Sequence[TrackedNode],
         count: int,
         timed: bool,
@@ -305,7 +305,7 @@ class Replay:
         """Whether results of its first nodes can be used while others run on another thread."""
         known = self.known
         if known.in_parts is None:
-            known.in_parts = background_run.can_be_taken_in_parts(self.subgraph)
+            known.in_parts = kernels_on_background_thread.can_be_taken_in_parts(self.subgraph)
         return known.in_parts
 
     def learn(self, projection: Projection | None) -> None:

@@ -3,7 +3,8 @@
 The forward pass is cut into segments at points where little is alive.  Tensors that cross a cut are kept.
 Within a segment, the tensors that are cheapest to recompute for their size are dropped first, similar to how
 the min-cut partitioner of AOTAutograd weighs recomputation against saved memory.  Every choice is simulated
-as a run (:mod:`lazyviz.plan.remat.candidates`), so its peak is exact, not an estimate.  Sizes are bytes.
+as a run (:mod:`lazyviz.plan.remat.recompute_candidates`), so its peak is exact, not an estimate.
+Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..liveness.run_order import RunsInside
 from ..peak_of_one_run import Held, Peak, highest
 from ..units import format_bytes, format_share
 from ..workspace.workspace_size import Need
-from .candidates import RecomputeSchedule, Trace
+from .recompute_candidates import RecomputeSchedule, Trace
 
 SEGMENTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """The numbers of segments that are tried for a forward pass."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ..liveness.allocation_trace import Program, program_of
 from ..plan import Plan
-from . import delete_variables_earlier, precision, what_if_edits
+from . import delete_variables_earlier, memory_at_lower_precision, what_if_edits
 from .remedy import KINDS as KINDS
 from .remedy import Cost as Cost
 from .remedy import Remedy as Remedy
@@ -64,8 +64,8 @@ def _of_kind(plan: Plan, kind: str, program: Program, peak: int, at: int) -> lis
         "foreach": lambda: what_if_edits.foreach(program),
         "recompute": lambda: what_if_edits.recompute(program, at, plan._graph.calls),
         "offload": lambda: () if host else what_if_edits.offload(program),
-        "autocast": lambda: precision.autocast(program, device),
-        "bf16": lambda: precision.bf16(program, device),
+        "autocast": lambda: memory_at_lower_precision.autocast(program, device),
+        "bf16": lambda: memory_at_lower_precision.bf16(program, device),
     }
     found: list[tuple[Remedy, Program]] = []
     for changed in candidates[kind]():

@@ -2,7 +2,8 @@
 
 Every function yields candidates, which are changed copies of the program; the caller computes from the peak
 whether a candidate saves memory.  :mod:`lazyviz.plan.remedies.delete_variables_earlier`,
-:mod:`lazyviz.plan.remedies.zero_grad` and :mod:`lazyviz.plan.remedies.precision` yield others.
+:mod:`lazyviz.plan.remedies.zero_grad` and :mod:`lazyviz.plan.remedies.memory_at_lower_precision` yield
+others.
 """
 
 from __future__ import annotations

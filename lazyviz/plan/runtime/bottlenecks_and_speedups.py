@@ -14,10 +14,10 @@ from ..devices.known_gpus import PROFILES
 from ..node_formatting import folded_modules, line_with_text
 from ..units import format_bytes, format_flops, format_share
 from .bytes_and_launches import operator_class, touched
-from .dtype_change import in_dtype
 from .gpu_kernel_times import Gpu
 from .gpu_timeline import OpTime, Projection, duration, project
 from .run_time_projection import gpu_of, without_time
+from .time_at_lower_precision import in_dtype
 
 LINES = 5
 MOSTLY = 0.75  # above this share, a single line, such as a Trainer's, is not informative

@@ -19,7 +19,7 @@ from ...process.install_paths import PACKAGE
 from ...torch_internals import fake_process_groups, private_api
 from ..dependency_closure import order
 from ..intercept_ops_outside_blocks import tensors_in
-from ..interception.external_aliases import Unexamined
+from ..interception.observers_of_deferred_writes import Unexamined
 from ..lazy_tensor import is_pending
 from ..sync_points import OtherRanks
 from ..tape import Tape

@@ -16,7 +16,7 @@ import torch
 from ...torch_internals import private_api, storage_ownership
 from ..lazy_tensor import is_lazy
 from .attribute_patches import Patches
-from .external_aliases import DLPACK, NUMPY, MemoryHolders
+from .observers_of_deferred_writes import DLPACK, NUMPY, MemoryHolders
 
 BeforeRead = Callable[[torch.Tensor, str], None]  # evaluates what reading a tensor depends on, given a cause
 CAUSES = {NUMPY: "numpy", DLPACK: "DLPack"}

@@ -47,7 +47,7 @@ from . import child_processes, torch_save, torchscript_calls
 from . import deepcopy as deepcopy_hooks
 from .attribute_patches import Patches, originals
 from .exported_array_tracking import FUNCTIONS, METHODS, ExportPatches, export_array, noting_exports
-from .external_aliases import DLPACK
+from .observers_of_deferred_writes import DLPACK
 from .storage_access import RAW_ACCESS, TENSOR_METHODS, Addresses, patch_numbers, patch_storages
 from .torch_function import sees_calls
 from .warning_routing import at_users_line

@@ -158,9 +158,10 @@ class Scopes:
         if is_new or id(module) not in self.met:  # or one that no longer exists had its identity
             self.met.add(id(module))
             self.note_module_call(module)
-            # Losses and similar modules may be new in each step; a TorchScript trace contains each access to
-            # a weight.
-            if (module._parameters or module._modules) and not torch.jit.is_tracing():
+            # Losses and similar modules may be new in each step.
+            has_parts = bool(module._parameters or module._modules)
+            # A TorchScript trace contains each access to a weight.
+            if has_parts and not torch.jit.is_tracing():  # type: ignore[attr-defined]
                 taken = {each.variable for each in self.called if each is not root}
                 name_by_caller(root, module, sys._getframe(1), self.sources, taken)
                 self.called.append(root)

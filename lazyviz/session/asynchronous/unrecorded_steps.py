@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ...execute.lru_cache import LRUCache
 from ...graph.ir import RAN_AT_ONCE, Node
-from ...plan.remat.candidates import is_view
+from ...plan.remat.recompute_candidates import is_view
 from ...torch_internals import op_stream
 from .. import evaluation
 from ..block import Options

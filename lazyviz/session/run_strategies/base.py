@@ -26,8 +26,8 @@ from ..recorded_graph_interface import RecordedGraph
 from ..run_options import RunOptions
 
 if TYPE_CHECKING:  # imported by the first run that needs them, so that lazyviz is imported faster
-    from ...execute.background_run import AsyncRun
     from ...execute.compiler.partitioned_run import Outcome
+    from ...execute.kernels_on_background_thread import AsyncRun
     from ...execute.microbatch.run_pieces_and_add_gradients import SplitRun
 
 Cancelled: TypeAlias = Callable[[], bool] | None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...execute import background_run, eager_backend
-from ...execute.background_run import AsyncRun
+from ...execute import eager_backend, kernels_on_background_thread
+from ...execute.kernels_on_background_thread import AsyncRun
 from ...execute.measured_memory import Memory
 from ...execute.replay.program_cache import Projection, Replay
 from ...record.tape import tape
@@ -54,4 +54,4 @@ class ReplayRun(Strategy):
             self.found.learn(self.projection)
 
     def release(self) -> None:
-        background_run.part(self.found.subgraph)
+        kernels_on_background_thread.part(self.found.subgraph)

@@ -1554,7 +1554,7 @@ void forget_async(PyObject* object) {
 }
 
 PyMethodDef methods_of_async[] = {
-    {"join", join, METH_VARARGS, "Waits, and hands over the results; see execute/background_run.py."},
+    {"join", join, METH_VARARGS, "Waits, and hands over the results; see execute/kernels_on_background_thread.py."},
     {"is_joined", is_joined, METH_NOARGS, "Whether its results have been handed over."},
     {"is_over", is_over, METH_NOARGS, "Whether it has ended."},
     {"wait", wait_for, METH_O, "Waits that many seconds at most; whether it has ended."},
@@ -1584,7 +1584,7 @@ PyObject* takes_generators(PyObject* self, PyObject*) {
 PyMethodDef methods_of_program[] = {
     {"takes_generators", takes_generators, METH_NOARGS, "Whether each draw can have a generator that it is given."},
     {"in_one_go", run_in_one_go, METH_VARARGS, "See execute/replay/native_short_runs.py."},
-    {"start", start_async, METH_VARARGS, "See execute/background_run.py."},
+    {"start", start_async, METH_VARARGS, "See execute/kernels_on_background_thread.py."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyType_Slot slots_of_type[] = {

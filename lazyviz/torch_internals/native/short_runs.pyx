@@ -1,7 +1,7 @@
 # cython: language_level=3, binding=True, boundscheck=False, wraparound=False
 """Compiled runs of short cached subgraphs, for programs that read a value after every op.
 
-Such a run does the same as :func:`lazyviz.session.sync_evaluation.run_for_values`, without the steps around
+Such a run does the same as :func:`lazyviz.session.evaluate_at_sync_point.run_for_values`, without the steps around
 generated code: signals need not be deferred, because no Python code runs between a kernel and its bookkeeping
 (``Program.in_one_go`` of ``interpreter.cpp``). Anything that is not ordinary is detected before anything has
 been changed, and is left to Python.

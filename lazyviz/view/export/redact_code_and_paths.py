@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...graph.ir import Graph, Node, SourceLine
-from ..widget.graph_runs import running_of
+from ..widget.run_thread_and_displays import running_of
 
 
 class WithoutPaths:

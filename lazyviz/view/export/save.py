@@ -23,9 +23,9 @@ from ..scene.plan_protocol import PlanLike
 from ..scene.scene import Scene
 from ..widget.page_state import Controller
 from .atomic_write import write_whole
-from .html_page import interactive_page
 from .memory_viz_snapshot import memory_snapshot
 from .model_explorer import model_explorer
+from .saved_html_page import interactive_page
 from .trace_events import trace_events
 
 DOT_SECONDS = 60.0

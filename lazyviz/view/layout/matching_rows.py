@@ -1,6 +1,6 @@
 """Matching rows: aligns the backward counterpart of a module vertically with the module.
 
-The same as ``#align`` in ``js/src/model/scene.ts``.
+The same as ``#align`` in ``js/src/model/open-groups-and-layout.ts``.
 """
 
 from __future__ import annotations

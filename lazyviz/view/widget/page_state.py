@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from ...process.install_paths import PACKAGE
 from ..scene.scene import Scene
-from .graph_runs import Runnable, running_of
 from .page_messages import Answers, Pictured
 from .run_settings import choices_json, failure_json, findings_json, report_text
+from .run_thread_and_displays import Runnable, running_of
 
 STATIC = Path(PACKAGE) / "static"
 

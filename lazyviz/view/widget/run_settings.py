@@ -12,7 +12,7 @@ from ..scene.boxes import chain, op_name
 from ..scene.details import source_json
 from ..scene.rejected_op_box import clash_words
 from ..scene.scene import Scene, plural
-from .graph_runs import Runnable, Running
+from .run_thread_and_displays import Runnable, Running
 
 
 class FindingLike(Protocol):

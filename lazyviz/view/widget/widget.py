@@ -3,8 +3,8 @@
 The page sends messages ``{"action": name, "id": id}``; everything else in them is ignored, and traits that it
 sets are reverted.  It receives the first picture and the state as traits, and groups, details, and search
 results as messages, so that neither a page nor a saved notebook ever contains the whole graph.  The code for
-interactions is sent when a pointer or the focus reaches the picture.  :mod:`lazyviz.view.widget.graph_runs`
-runs the graph.
+interactions is sent when a pointer or the focus reaches the picture.
+:mod:`lazyviz.view.widget.run_thread_and_displays` runs the graph.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ...graph.ir import Node
 from ..export.downloads import send_file
 from ..printable_text import visible_in
 from ..scene.scene import Scene
-from .graph_runs import running_of
 from .other_graphs import comparison_json, new_token, others_json
 from .page_messages import Answers
 from .page_state import Controller, bundle, first_traits, run_traits
 from .run_settings import choose, nodes_up_to
+from .run_thread_and_displays import running_of
 
 MOST_OPEN = 64
 """Maximum number of open widgets; ipywidgets keeps each one, and thereby its graph, until it is closed."""

@@ -12,7 +12,7 @@ import torch
 import lazyviz
 from lazyviz.execute.replay import native_codegen, native_short_runs, node_passes
 from lazyviz.execute.replay.program_cache import replays
-from lazyviz.session import sync_evaluation
+from lazyviz.session import evaluate_at_sync_point
 
 from ...faults.support.inject_faults import Fault, in_lazyviz, inject
 
@@ -27,14 +27,14 @@ ROUNDS = 6
 @pytest.fixture(autouse=True)
 def counted(monkeypatch):
     """For each read that had to run something: whether it ran in one go."""
-    found, run = [], sync_evaluation.run_in_one_go
+    found, run = [], evaluate_at_sync_point.run_in_one_go
 
     def counting(*args):
         ran = run(*args)
         found.append(ran)
         return ran
 
-    monkeypatch.setattr(sync_evaluation, "run_in_one_go", counting)
+    monkeypatch.setattr(evaluate_at_sync_point, "run_in_one_go", counting)
     replays.clear()
     return found
 

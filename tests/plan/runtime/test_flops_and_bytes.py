@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import lazyviz
 from lazyviz.plan.runtime import bytes_and_launches
 from lazyviz.plan.runtime.bytes_and_launches import Work, operator_class, work_key, work_of
-from lazyviz.plan.runtime.dtype_change import in_dtype
 from lazyviz.plan.runtime.gpu_kernel_times import Product, products_of
+from lazyviz.plan.runtime.time_at_lower_precision import in_dtype
 
 
 def _language_model(kind, **config):

@@ -15,9 +15,9 @@ from lazyviz.view.render.svg import render_svg
 from lazyviz.view.scene.details import describe
 from lazyviz.view.scene.hierarchy import build_hierarchy
 from lazyviz.view.scene.scene import Scene
-from lazyviz.view.widget.graph_runs import running_of
 from lazyviz.view.widget.page_state import run_traits
 from lazyviz.view.widget.run_settings import failure_json
+from lazyviz.view.widget.run_thread_and_displays import running_of
 from lazyviz.view.widget.source_view import Code
 
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz.view.export.html_page import interactive_page
+from lazyviz.view.export.saved_html_page import interactive_page
 from lazyviz.view.scene.box_numbers import span_text
 from lazyviz.view.widget.page_messages import Answers
 

@@ -17,7 +17,7 @@ import lazyviz
 from lazyviz.execute.microbatch.run_pieces_and_add_gradients import SplitRun
 from lazyviz.plan.make_plan import make_plan
 from lazyviz.view.scene.hierarchy import build_hierarchy
-from lazyviz.view.widget import graph_runs, page_messages, page_state
+from lazyviz.view.widget import page_messages, page_state, run_thread_and_displays
 from lazyviz.view.widget import widget as module
 from lazyviz.view.widget.widget import LazyWidget
 
@@ -598,7 +598,7 @@ def test_the_views_button_keeps_size_and_cut(batched):
 
 def test_progress_of_a_split_run_counts_its_pieces(batched, monkeypatch):
     made = batched(split=4)
-    monkeypatch.setattr(graph_runs, "INTERVAL", 1e-3)
+    monkeypatch.setattr(run_thread_and_displays, "INTERVAL", 1e-3)
     report = SplitRun.report
 
     def slowly(*args, **kwargs):

@@ -18,7 +18,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.plan.make_plan import make_plan
-from lazyviz.view.export import html_page
+from lazyviz.view.export import saved_html_page
 from lazyviz.view.printable_text import visible_in, visible_json
 
 TYPES = Path(__file__).parents[3] / "js" / "src" / "model" / "types.ts"
@@ -48,8 +48,8 @@ def test_every_action_of_the_page_is_answered_offline_or_has_a_reason_why_not():
     assert union is not None
     actions = set(re.findall(r'"([\w-]+)"', union[1]))
     assert actions >= {"open", "select", "search"}
-    assert actions == set(html_page.OFFLINE) | set(html_page.NEEDS_PYTHON)
-    assert not set(html_page.OFFLINE) & set(html_page.NEEDS_PYTHON)
+    assert actions == set(saved_html_page.OFFLINE) | set(saved_html_page.NEEDS_PYTHON)
+    assert not set(saved_html_page.OFFLINE) & set(saved_html_page.NEEDS_PYTHON)
 
 
 def test_a_page_of_eager_pytorch_has_its_plan_and_leaves_the_widget_its_own(tmp_path):
@@ -111,8 +111,8 @@ def test_names_that_look_like_markup_are_text(tmp_path):
 
 
 def test_details_and_moments_beyond_the_room_are_left_out(graph, tmp_path, monkeypatch):
-    monkeypatch.setattr(html_page, "DETAILS", 3)
-    monkeypatch.setattr(html_page, "MOMENTS", 4)
+    monkeypatch.setattr(saved_html_page, "DETAILS", 3)
+    monkeypatch.setattr(saved_html_page, "MOMENTS", 4)
     graph.save(tmp_path / "graph.html")
     parts = parts_of((tmp_path / "graph.html").read_text(encoding="utf-8"))
     assert sum(len(part) for name, part in parts.items() if name.startswith("select-")) == 3

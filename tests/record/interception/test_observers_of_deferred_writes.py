@@ -15,7 +15,7 @@ from safetensors.numpy import load_file as load_arrays
 from safetensors.torch import load, load_file, save, save_file
 
 import lazyviz
-from lazyviz.record.interception import external_aliases
+from lazyviz.record.interception import observers_of_deferred_writes
 
 from ...bit_equality import difference
 
@@ -841,7 +841,7 @@ def test_a_tensor_of_a_buffer_that_is_gone_is_written_later(buffer, show):
 
 @pytest.mark.parametrize("write", ["add_", "uniform_"])
 def test_a_look_that_cannot_tell_is_a_sync_point(monkeypatch, write):
-    monkeypatch.setattr(external_aliases, "_may_be_shared", lambda tensor, address: False)
+    monkeypatch.setattr(observers_of_deferred_writes, "_may_be_shared", lambda tensor, address: False)
     tensor = torch.from_numpy(np.frombuffer(bytearray(16), "f"))
     torch.manual_seed(0)
     with lazyviz.lazy() as graph:
