@@ -82,6 +82,7 @@ def test_schedules_of_several_stages_a_rank_are_recorded(name):
     assert "backward" in phases
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_is_imported_in_a_later_block_is_recorded():
     """Where nothing else was waited for when the block was opened: Dynamo and transformers are there."""
     program = f"""

@@ -744,6 +744,7 @@ assert not kept and torch.tensor in lowering.lowerings, kept
 """
 
 
+@pytest.mark.slow
 def test_modules_of_pytorch_that_a_block_imports_keep_no_replacement():
     ended = subprocess.run([sys.executable, "-W", "ignore", "-c", IN_A_BLOCK], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -188,6 +188,7 @@ def test_onnx_exports_trace_on_the_cpu():
             torch.onnx.export(*inputs, dynamo=False)
 
 
+@pytest.mark.slow
 def test_inductor_is_imported_in_a_block_for_a_planned_gpu():
     program = (
         "import torch, lazyviz\n"

@@ -103,6 +103,7 @@ def test_transforms_take_on_the_gpu_what_they_take_on_the_cpu(program):
     del expected, found
 
 
+@pytest.mark.slow
 def test_forward_mode_begins_in_a_block_for_a_planned_gpu():
     """PyTorch compiles its formulas with TorchScript at a process's first tangent."""
     program = (

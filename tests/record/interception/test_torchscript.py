@@ -47,6 +47,7 @@ def run(path, options: str, numbers: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("options", ["", "mesh=(2,)", "device='A100-40GB'"])
+@pytest.mark.slow
 def test_scripts_are_compiled_in_a_block_and_after_it(options, tmp_path):
     numbers = WRITES_NUMBERS if native_recorder.watches_access() else "torch.ones(n)"
     done = run(tmp_path, options, numbers)

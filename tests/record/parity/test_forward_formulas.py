@@ -126,6 +126,7 @@ def dual_results(op, sample, mode):
         return [None if part is None else part.clone() for part in pairs]
 
 
+@pytest.mark.slow
 def test_no_other_formula_differs_under_a_mode(request):
     """A sweep of PyTorch's own samples, or of every fifth operator's; what is found belongs in the list."""
     everything = request.config.getoption("--all")
