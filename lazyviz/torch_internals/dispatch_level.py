@@ -47,9 +47,9 @@ class _KernelsOnly:
             self._entered = context
 
     def __exit__(self, *error: object) -> None:
-        context, self._entered = self._entered, None
-        if context is not None:
-            context.__exit__(None, None, None)
+        if self._entered is not None:
+            self._entered.__exit__(None, None, None)
+            self._entered = None  # not earlier: an exception that comes before the first line leaves it entered
 
 
 class NoGrad:

@@ -31,6 +31,7 @@ from lazyviz.record.interception import attribute_patches
 from lazyviz.torch_internals import (
     composite_ops,
     cpu_kernel_selection,
+    dispatch_level,
     dispatcher_bypasses,
     dynamo,
     fake_cuda_devices,
@@ -249,6 +250,24 @@ def test_aliases_share_memory_and_not_the_version():
     assert tensor._version == 0
     assert private_api.storage_address(alias) == private_api.storage_address(tensor)
     assert private_api.storage_address(tensor.clone()) != private_api.storage_address(tensor)
+
+
+def test_an_exception_that_comes_as_the_level_of_kernels_is_left_does_not_keep_it():
+    before = torch._C._dispatch_tls_local_exclude_set()
+    level = dispatch_level._KernelsOnly()
+    level.__enter__()
+    assert torch._C._dispatch_tls_local_exclude_set() != before
+
+    def interrupt(frame, event, argument):
+        if event == "call" and frame.f_code.co_name == "_leave":
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        level.__exit__(None, None, None)
+    level.__exit__(None, None, None)  # as `complete` does
+    assert torch._C._dispatch_tls_local_exclude_set() == before
 
 
 def test_kernels_only_reaches_no_mode_no_autograd_and_no_autocast():
