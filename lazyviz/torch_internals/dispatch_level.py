@@ -49,7 +49,7 @@ class _KernelsOnly:
     def __exit__(self, *error: object) -> None:
         if self._entered is not None:
             self._entered.__exit__(None, None, None)
-            self._entered = None  # not earlier: an exception that comes before the first line leaves it entered
+            self._entered = None  # not earlier: an exception may come before the first line of that
 
 
 class NoGrad:
