@@ -62,8 +62,10 @@ def is_small_update(node: TrackedNode) -> bool:
     """Whether the node updates a step counter, a running total, or a similar number on the CPU."""
     if node.op is torch.ops.aten.empty.memory_format:  # batch norm makes one without elements
         return not any(value.storage.nbytes for value in node.outputs)
-    return node.op in _SMALL_UPDATES and all(
-        value.storage.nbytes <= _SMALL and value.meta.device.type == "cpu" for value in node.outputs
+    # Sizes first, because hashing an operator calls Python code.
+    return (
+        all(value.storage.nbytes <= _SMALL and value.meta.device.type == "cpu" for value in node.outputs)
+        and node.op in _SMALL_UPDATES
     )
 
 

@@ -69,15 +69,16 @@ def _put_counters_away(lane: Box) -> None:
 def _with_dropouts(parent: Box) -> list[Box]:
     """The children of ``parent``, with the ops of each dropout folded: sample, scale, and apply its mask."""
     children: list[Box] = []
-    rest = list(parent.children)
-    while rest:
-        ops = [child.node for child in rest[:4] if child.node is not None]
+    at = 0
+    while at < len(parent.children):  # a lane may have a hundred thousand
+        four = parent.children[at : at + 4]
+        ops = [child.node for child in four if child.node is not None]
         if len(ops) == 4 and _DROPOUT.fullmatch(" ".join(map(op_name, ops))) and _is_dropout(ops):
-            box = _group(parent, "dropout", "dropout", rest[:4])
-            children.append(box)
-            del rest[:4]
+            children.append(_group(parent, "dropout", "dropout", four))
+            at += 4
         else:
-            children.append(rest.pop(0))
+            children.append(four[0])
+            at += 1
     return children
 
 
