@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...process.install_paths import PACKAGE
+from ...process.traced_frames import may_be_traced
 from ...torch_internals import private_api
 from ..intercept_ops_outside_blocks import nodes_before_access
 from ..lazy_tensor import is_pending
@@ -93,7 +94,7 @@ def _arguments(frame: FrameType) -> list[Any]:
     ]
     content = None
     # Up to Python 3.12, the frame keeps this dictionary, and all its content, alive; see `variables_of`.
-    if type(variables) is dict and sys.getrefcount(variables) == 3:
+    if type(variables) is dict and sys.getrefcount(variables) == 3 and not may_be_traced(frame):
         variables.clear()
     return found
 
