@@ -36,6 +36,9 @@ cdef object tape, replays, node_passes, evaluation, RunHistory
 cdef object is_on_gpu, stand_ins, OtherRanks, needs_absent, at_users_line, complete, can_run_in_one_go
 cdef object graph_of, note_elsewhere, note_failure, raise_stopped, finish_stopped
 cdef object refuse, run_counted, counter_of, of_read, numbers
+# Parts of the tape and of `evaluation`, which are never replaced.
+cdef object pending_runs, recording_state, tensors, generators, pending_ops, forbidden, metrics, graphs
+cdef dict pending_nodes
 cdef unsigned long main_thread
 cdef double longest
 
@@ -45,8 +48,13 @@ def connect(**parts):
     global tape, replays, node_passes, evaluation, RunHistory, is_on_gpu, stand_ins, OtherRanks, needs_absent
     global at_users_line, complete, can_run_in_one_go, note_elsewhere, note_failure, raise_stopped
     global graph_of, finish_stopped, main_thread, longest, refuse, run_counted, counter_of, of_read, numbers
+    global pending_runs, recording_state, tensors, generators, pending_ops, forbidden, metrics, graphs
+    global pending_nodes
     tape, replays, node_passes = parts["tape"], parts["replays"], parts["node_passes"]
+    pending_runs, recording_state, tensors = tape.runs, tape.recording, tape.tensors
+    generators, pending_ops, pending_nodes = tape.generators, tape.pending_ops, tape.pending
     evaluation, RunHistory = parts["evaluation"], parts["RunHistory"]
+    forbidden, metrics, graphs = evaluation.forbidden, evaluation.metrics, evaluation.graphs
     is_on_gpu, stand_ins, OtherRanks = parts["is_on_gpu"], parts["stand_ins"], parts["OtherRanks"]
     needs_absent, at_users_line, complete = parts["needs_absent"], parts["at_users_line"], parts["complete"]
     can_run_in_one_go, note_elsewhere = parts["can_run_in_one_go"], parts["note_elsewhere"]
@@ -81,8 +89,8 @@ cdef bint saves_memory(choices) except -1:
 
 
 cdef object lazy_graph_of(graph):
-    """``evaluation.graphs.get(id(graph))``."""
-    ref = (<dict> evaluation.graphs.data).get(id(graph))
+    """``graphs.get(id(graph))``."""
+    ref = (<dict> graphs.data).get(id(graph))
     return None if ref is None else ref()
 
 
@@ -102,12 +110,12 @@ cdef bint is_suited(subgraph, known, graph) except -1:
 
 def run_for_sync(nodes, str cause):
     """``lazyviz.session.evaluate_at_sync_point.run_for_sync``."""
-    if evaluation.forbidden.get():
+    if forbidden.get():
         refuse(nodes, cause)
-    background = tape.runs.background
-    if background is not None and tape.runs.finish_first(nodes):
+    background = pending_runs.background
+    if background is not None and pending_runs.finish_first(nodes):
         nodes = node_passes.unfinished(nodes)
-    counters = evaluation.metrics.counters
+    counters = metrics.counters
     counters["syncs"] += 1
     counters[counter_of(cause)] += 1
     if nodes and not run_in_one_go(nodes, cause):
@@ -116,11 +124,12 @@ def run_for_sync(nodes, str cause):
 
 def run_in_one_go(nodes, str cause):
     """Run ``nodes`` of one graph if they are a short cached subgraph; returns False for others."""
-    runs, recording = tape.runs, tape.recording
-    if runs.active_thread or runs.running or recording.appending or PyThread_get_thread_ident() != main_thread:
+    if pending_runs.active_thread or pending_runs.running or recording_state.appending:
         return False
-    recorded, graph = recording.graph, graph_of(nodes)
-    if graph is None or (recorded is not None and recording.owner != main_thread):
+    if PyThread_get_thread_ident() != main_thread:
+        return False
+    recorded, graph = recording_state.graph, graph_of(nodes)
+    if graph is None or (recorded is not None and recording_state.owner != main_thread):
         return False
     if (is_on_gpu is not None and is_on_gpu()) or ((stand_ins or OtherRanks.ranks) and needs_absent(nodes)):
         return False
@@ -149,7 +158,6 @@ cdef object note(subgraph, lazy, recorded, levels, seconds, str cause):
     nodes = subgraph.nodes
     done = len(nodes)
     evaluation.last_run = cause, done, seconds
-    metrics = evaluation.metrics
     timing = (<dict> metrics._timings).get("evaluate")
     if timing is None:
         metrics.add("evaluate", seconds)
@@ -176,7 +184,7 @@ cdef class ShortRun:
     cdef object find(self, nodes):
         """The cached subgraph of ``nodes``, if it has code and is found by its fingerprint."""
         steps = replays.steps
-        fields = node_passes.fingerprint(nodes, steps._known, steps._forms, False, len(<dict> tape.pending))
+        fields = node_passes.fingerprint(nodes, steps._known, steps._forms, False, len(pending_nodes))
         self.known = known = None if fields is None else (<dict> replays._by_fingerprint).get(fields[0])
         if known is None or known.code is None:
             return None
@@ -187,7 +195,7 @@ cdef class ShortRun:
 
     cdef bint prepare(self) except -1:
         """Whether it can run here; what is called between its kernels and the return to Python is chosen."""
-        subgraph, pending = self.subgraph, tape.pending
+        subgraph = self.subgraph
         nodes, outside, later = subgraph.nodes, subgraph.outside, subgraph.later
         self.saved, self.draws = (), []
         self.ran, self.stage = [], []
@@ -195,7 +203,6 @@ cdef class ShortRun:
         (<array.array> times).data.as_doubles[0] = perf_counter()
         drawn_from = ()
         if subgraph.draws:  # most reads draw nothing
-            generators = tape.generators
             drawing = [nodes[at] for at in subgraph.draws]
             drawn_from = generators.drawn_whole(drawing)
             if drawn_from is None:
@@ -204,12 +211,12 @@ cdef class ShortRun:
         done = partial(node_passes.note_done, nodes, times)
         if subgraph.whole and not later:
             unused = partial(node_passes.note_unused, subgraph.values, subgraph.storages)
-            self.notes = done, unused, pending.clear
+            self.notes = done, unused, pending_nodes.clear
         else:
-            release = partial(node_passes.release_inputs, nodes, outside, later, pending)
+            release = partial(node_passes.release_inputs, nodes, outside, later, pending_nodes)
             self.notes = done, partial(node_passes.note_used, nodes), release
         if drawn_from:  # its state is already the one after the last draw
-            self.notes += tape.generators.forgetting(drawn_from)
+            self.notes += generators.forgetting(drawn_from)
         # A signal handler may have run them meanwhile.
         self.take = partial(node_passes.take, outside, subgraph.kept, nodes)
         return True
@@ -218,11 +225,11 @@ cdef class ShortRun:
         """Run it; False if a mode of the user's must see its ops. Raises a kernel's errors."""
         global running_on
         subgraph = self.subgraph
-        tape.recording.last_change = next(numbers)  # `RecordingState.changed`
+        recording_state.last_change = next(numbers)  # `RecordingState.changed`
         running_on = main_thread
         try:
             warn = self.known.code.in_one_go(
-                tape.runs,
+                pending_runs,
                 main_thread,
                 self.take,
                 subgraph.scalars,
@@ -250,16 +257,16 @@ cdef class ShortRun:
 
     def end(self):
         """It has run, or was stopped; may be called again."""
-        nodes, runs, known = self.subgraph.nodes, tape.runs, self.known
+        nodes, known = self.subgraph.nodes, self.known
         is_stopped = bool(self.ran) and self.ran[0] is not None
         has_run = nodes[len(nodes) - 1].state == "done"
         if is_stopped:
             finish_stopped(self.subgraph, known, self.times, self.ran, self.stage)
         elif has_run:
             known.seconds = self.times[len(self.times) - 1] - self.times[0]
-            if tape.recording.graph is not None:
-                tape.tensors.made_real(self.subgraph.users)
+            if recording_state.graph is not None:
+                tensors.made_real(self.subgraph.users)
         if self.saved and (is_stopped or not has_run):
-            tape.generators.restore(self.saved)
-        runs.running = runs.active_thread = 0
-        tape.pending_ops.release_unused(nodes)
+            generators.restore(self.saved)
+        pending_runs.running = pending_runs.active_thread = 0
+        pending_ops.release_unused(nodes)
