@@ -7,7 +7,7 @@ their effect.  They refer to their graph, and it would keep all of its nodes unt
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..graph.ir import Graph
 from .tracked_storages import TrackedNode, TrackedStorage, TrackedValue
@@ -38,7 +38,7 @@ def _use_others(kept: list[TrackedNode], graph: Graph) -> bool:
     return any(maker.graph is graph for maker in makers - among)
 
 
-def _references(holder: list[object]) -> int:
+def _references(holder: Sequence[object]) -> int:
     return sys.getrefcount(holder[0])
 
 
