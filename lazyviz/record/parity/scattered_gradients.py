@@ -75,8 +75,8 @@ def on_the_diagonal(original: Original, grad: torch.Tensor, sizes: Sequence[int]
     """``trace_backward``."""
     if tape.recording.batch is not None or len(sizes) != 2 or not is_plain(original, grad):
         return original(grad, sizes)
-    result = grad.new_zeros(sizes[0] * sizes[1])
-    diagonal = torch.arange(0, result.numel(), sizes[1] + 1, dtype=torch.int64, device=grad.device)
+    result, step = grad.new_zeros(sizes[0] * sizes[1]), sizes[1] + 1
+    diagonal = torch.arange(0, min(sizes) * step, step, dtype=torch.int64, device=grad.device)
     return result.index_fill_(0, diagonal, grad).view(sizes)
 
 
