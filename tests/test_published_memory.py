@@ -74,6 +74,7 @@ def test_the_page_is_what_the_results_give():
         (lambda: models.Gpt(50257, 1024, "kept mask", plain=True), 163_009_536),
         (lambda: models.Segmentation("fcn", (3, 4, 6, 3)), 49_497_734),
         (lambda: models.Segmentation("psp", (3, 4, 6, 3)), 48_975_494),
+        (lambda: models.Segmentation("aspp", (3, 4, 6, 3)), 68_113_030),
     ],
 )
 def test_a_model_written_again_has_the_parameters_of_the_published_one(make, parameters):

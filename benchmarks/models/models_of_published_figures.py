@@ -177,12 +177,14 @@ class _Bottleneck(nn.Module):
         return F.relu(out, inplace=True)
 
 
-def _convolution_module(inputs: int, outputs: int, size: int) -> nn.Sequential:
-    return nn.Sequential(_conv(inputs, outputs, size), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True))
+def _convolution_module(inputs: int, outputs: int, size: int, dilation: int = 1) -> nn.Sequential:
+    conv = _conv(inputs, outputs, size, dilation=dilation)
+    return nn.Sequential(conv, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True))
 
 
 class Segmentation(nn.Module):
-    """FCN or PSPNet on a dilated ResNet: output stride 8, a stem of three convolutions, an auxiliary head.
+    """FCN, PSPNet or DeepLabV3 on a dilated ResNet: output stride 8, a stem of three convolutions, an
+    auxiliary head.
 
     Normalization uses only the process's own images; it saves the same tensors for the backward pass as the
     synchronized form.
@@ -208,12 +210,21 @@ class Segmentation(nn.Module):
             stages.append(nn.Sequential(*blocks))
         self.stages = nn.ModuleList(stages)
         self.pools: nn.ModuleList | None = None
+        self.dilated: nn.ModuleList | None = None
         if head == "psp":
             self.pools = nn.ModuleList(
                 nn.Sequential(nn.AdaptiveAvgPool2d(scale), _convolution_module(2048, 512, 1))
                 for scale in (1, 2, 3, 6)
             )
             self.bottleneck = _convolution_module(2048 + 4 * 512, 512, 3)
+        elif head == "aspp":
+            pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), _convolution_module(2048, 512, 1))
+            self.pools = nn.ModuleList([pooled])
+            self.dilated = nn.ModuleList(
+                _convolution_module(2048, 512, 1 if dilation == 1 else 3, dilation)
+                for dilation in (1, 12, 24, 36)
+            )
+            self.bottleneck = _convolution_module(5 * 512, 512, 3)
         else:
             self.convs = nn.Sequential(_convolution_module(2048, 512, 3), _convolution_module(512, 512, 3))
             self.cat = _convolution_module(2048 + 512, 512, 3)
@@ -234,7 +245,8 @@ class Segmentation(nn.Module):
             pooled = [
                 F.interpolate(pool(x), size=size, mode="bilinear", align_corners=False) for pool in self.pools
             ]
-            out = self.bottleneck(torch.cat([x, *pooled], dim=1))
+            kept = [x] if self.dilated is None else [each(x) for each in self.dilated]
+            out = self.bottleneck(torch.cat([*kept, *pooled], dim=1))
         else:
             out = self.cat(torch.cat([x, self.convs(x)], dim=1))
         return self.classify(self.dropout(out)), self.auxiliary(features[2])

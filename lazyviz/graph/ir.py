@@ -561,6 +561,7 @@ class Graph:
         # Sequence numbers of the autograd nodes that the block's thread created in it; None: unknown.
         self.autograd_nodes: range | None = None
         self.lost = False  # it can no longer be evaluated as a whole
+        self.has_dropped_nodes = False  # pending nodes that nothing can show were dropped from it
         # By index of a node: (root, path) of the module calls whose first node it is.
         self.calls: dict[int, tuple[tuple[str, str], ...]] = {}
         self.gpu = ""  # the name of the absent GPU that it was recorded for

@@ -344,15 +344,14 @@ class Plan(Tabular, Unpicklable):
 
     @property
     def eager_driver_range(self) -> tuple[int, int] | None:
-        """Range of the memory that the driver may report for a process of eager PyTorch, at its peak.
-
-        At least the allocated memory; at most the memory held by the allocator plus the CUDA context, a part
-        of which exists from the start, while the rest grows as kernels are loaded.
+        """Lowest and highest memory that the driver (NVML) is expected to report for a process of eager
+        PyTorch, at its peak: the memory held by the allocator, and the CUDA context.
         """
-        held, reservation = self._answers.reserved(eager=True), self._reservation
-        if held is None or reservation is None:
+        held = self.eager_reserved_range
+        if held is None:
             return None
-        return self.eager_peak_range[0], held[2] + self._context_range[1]
+        least, most = self._context_range
+        return held[0] + least, held[1] + most
 
     @property
     def world_size(self) -> int:

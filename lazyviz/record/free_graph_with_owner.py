@@ -3,7 +3,8 @@
 Objects of a graph refer to each other in cycles, and there are many of them.  In a loop, the garbage
 collector would take a large part of the recording time to find those of earlier iterations.  Therefore, when
 the owner is deleted, ``graph_release.cpp`` (compiled) checks whether anything else refers to any of the
-objects: a pending tensor, a plan, another graph, a variable with a node.  If not, the cycles are cut.
+objects: a pending tensor, a plan, another graph, a variable with a node.  If not, the cycles are cut.  If
+nodes are pending, :mod:`lazyviz.record.shrink_dropped_graphs` keeps these alone.
 Otherwise, the graph is left to the garbage collector, as it is without that module or with
 ``LAZYVIZ_GRAPH_RELEASE=0`` in the environment.
 """
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from ..graph.ir import Graph
 from ..torch_internals import native_module_loader
 from . import native_recorder
+from .shrink_dropped_graphs import shrink
 from .tape import tape
 from .tracked_storages import DrawSequence, Shadow, TensorRef, TrackedNode, TrackedStorage, TrackedValue
 
@@ -43,6 +45,7 @@ class Owned:
         del self.graph
         if not _release(holder):
             native_recorder.show(holder[0])
+            shrink(holder, tape.pending)
             if _module is not None:
                 _held.append(weakref.ref(holder[0]))
 
@@ -63,6 +66,8 @@ def release_unreferenced() -> None:
         holder = [graph for graph in [reference()] if graph is not None]
         if not holder:
             continue
+        if holder[0].has_dropped_nodes:
+            shrink(holder, tape.pending)
         if _is_pending(holder[0]):
             _held.append(reference)
         elif not _release(holder):

@@ -215,6 +215,7 @@ class PendingOps:
         )
         for node in self.nodes.keys() & (set(before) - set(wanted)):
             node.state = "done"  # for the storages that still list it as a reader
+            node.graph.has_dropped_nodes = True
             self._withdraw(node)
         self._generators.restore_finished()
         self.release_unused()

@@ -642,8 +642,8 @@ class Recorder:
     ) -> torch.Generator | None:
         device = next((spec.meta.device for spec in inferred.outputs if type(spec) is OutputSpec), None)
         device = device if device is not None else values[0].device
-        if device in _STAND_INS or (info.name == "native_dropout" and args[2] is False):
-            return None  # nothing will be drawn
+        if device in _STAND_INS or info.draws_nothing(args, kwargs):
+            return None
         generator = kwargs.get("generator")
         if generator is None and info.generator is not None and info.generator < len(args):
             generator = args[info.generator]

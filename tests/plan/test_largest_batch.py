@@ -196,3 +196,19 @@ def test_a_split_that_is_not_data_parallels_still_has_an_unknown_growth():
         kept = [part * 2 for part in x.split(2)]
     assert kept and graph.plan().max_batch_size is None
     assert "it splits the batch dimension" in graph.plan().explain()
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_the_largest_batch_of_bags_of_embeddings_is_known(mode):
+    def planned(samples):
+        torch.manual_seed(0)
+        bag, x = nn.EmbeddingBag(100, 32, mode=mode), torch.randint(0, 100, (samples, 8))
+        with lazyviz.lazy(batch=x) as graph:
+            bag(x).square().mean().backward()
+        plan = graph.plan(device="RTX-3060")
+        lazyviz.reset()
+        return plan
+
+    small = planned(12)
+    assert small.max_batch_size > 100_000
+    assert small.replan(batch_size=480).peak_bytes == pytest.approx(planned(480).peak_bytes, rel=0.003)

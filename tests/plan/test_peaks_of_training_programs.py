@@ -384,6 +384,47 @@ def test_a_formula_that_eager_pytorch_computes_in_place_is_planned_in_place(redu
     lazyviz.reset()
 
 
+def of_targets(loss, **given):
+    def program():
+        values = (each.clone().requires_grad_() for each in (TARGETS, TARGETS.flip(0)))
+        return torch.autograd.grad(loss(*(leaves := tuple(values)), **given), leaves)
+
+    return program
+
+
+def clamped(low, high):
+    def program():
+        leaves = tuple(each.clone().requires_grad_() for each in (LOGITS, low, high))
+        return torch.autograd.grad(torch.clamp(*leaves).sum(), leaves)
+
+    return program
+
+
+IN_PLACE = {
+    "clamp": clamped(TARGETS - 1, TARGETS),
+    "clamp of a row and a column": clamped(TARGETS[0] - 1, TARGETS[:, :1]),
+    "targets of a loss": of_targets(nn.functional.binary_cross_entropy),
+    "targets of a loss with weights": of_targets(nn.functional.binary_cross_entropy, weight=WEIGHTS),
+    "targets of logits": of_targets(nn.functional.binary_cross_entropy_with_logits),
+    "targets of logits with weights": of_targets(
+        nn.functional.binary_cross_entropy_with_logits, pos_weight=WEIGHTS
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_formulas_that_write_into_what_they_have_computed_are_planned_in_place(name):
+    program = IN_PLACE[name]
+    program()
+    measured = allocated_by(program)[0]
+    with lazyviz.lazy() as graph:
+        kept = program()
+    before = sum(storage.nbytes for storage in graph.ir.storages if storage.external)
+    assert graph.plan().eager_peak_bytes - before == pytest.approx(measured, abs=64)
+    del kept
+    lazyviz.reset()
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_plan_of_nested_tensors_can_be_explained():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2).eval()

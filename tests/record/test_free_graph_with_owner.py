@@ -288,3 +288,69 @@ def test_it_can_be_switched_off():
     env = {**os.environ, "LAZYVIZ_GRAPH_RELEASE": "0"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
     assert done.stdout.split(maxsplit=1) == ["None", "[2.0, 2.0, 2.0]\n"], done.stderr
+
+
+def drawn_step():
+    """A model that is created and trained in a block: its draws stay pending when all of it is dropped."""
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(5)))
+    model(torch.ones(2, 8)).square().sum().backward()
+    return model
+
+
+def expected_draws():
+    torch.manual_seed(3)
+    drawn_step()
+    return torch.rand(3)
+
+
+def test_a_dropped_graph_keeps_only_what_its_pending_draws_need(recorder):
+    expected = expected_draws()
+    torch.manual_seed(3)
+    with lazyviz.lazy() as graph:
+        drawn_step()
+    recorded, reference = len(graph.nodes), weakref.ref(graph.ir)
+    del graph
+    kept = reference().nodes
+    assert len(kept) < recorded / 2
+    assert {node.op._schema.name for node in kept} == {"aten::empty", "aten::uniform_", "aten::detach"}
+    assert [node.index for node in kept] == list(range(len(kept)))
+    assert all(storage.created < len(kept) for storage in reference().storages)
+    del kept
+    assert torch.equal(torch.rand(3), expected)
+    gc.collect()
+    assert reference() is None
+
+
+def test_what_is_dropped_after_its_graph_is_freed_by_the_next_block(recorder):
+    expected = expected_draws()
+    torch.manual_seed(3)
+    with lazyviz.lazy() as graph:
+        model = drawn_step()
+    reference = weakref.ref(graph.ir)
+    del graph
+    before = len(reference().nodes)
+    gradients = [weight.grad for weight in model.parameters()]
+    del model
+    with lazyviz.lazy():
+        pass
+    assert len(reference().nodes) <= before
+    del gradients
+    with lazyviz.lazy():
+        pass
+    assert {node.op._schema.name for node in reference().nodes} <= {
+        "aten::empty",
+        "aten::uniform_",
+        "aten::detach",
+    }
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_plan_of_a_dropped_graph_stays_whole(recorder):
+    with lazyviz.lazy() as graph:
+        drawn_step()
+    plan, recorded = graph.plan(), len(graph.nodes)
+    text = plan.explain()
+    del graph
+    with lazyviz.lazy():
+        pass
+    assert len(plan.ir.nodes) == recorded and plan.explain() == text

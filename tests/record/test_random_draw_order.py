@@ -132,6 +132,30 @@ def test_eager_mode_dropout_draws_nothing_in_evaluation():
     assert torch.equal(torch.rand(3), expected)
 
 
+NOT_DRAWN = {
+    "attention": lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x),
+    "attention with a mask": lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, x @ x.mT),
+    "rrelu": torch.nn.functional.rrelu,
+    "dropout": lambda x: torch.native_dropout(x, 0.5, False)[0],
+}
+
+
+@pytest.mark.parametrize("name", NOT_DRAWN)
+def test_what_draws_nothing_this_time_is_not_evaluated_by_later_draws(name):
+    x = torch.randn(1, 2, 8, 8)
+    expected = NOT_DRAWN[name](x)
+    torch.manual_seed(1)
+    wanted = torch.rand(3)
+    torch.manual_seed(1)
+    with lazyviz.lazy() as graph:
+        result = NOT_DRAWN[name](x)
+        node = graph.nodes[-1]
+        assert torch.rand(3).tolist() == wanted.tolist()
+        assert node.state != "done"
+    graph.evaluate()
+    assert torch.equal(result, expected)
+
+
 @pytest.mark.parametrize("device", ["cpu"])
 def test_in_place_draws(device):
     torch.manual_seed(2)

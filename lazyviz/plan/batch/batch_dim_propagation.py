@@ -10,6 +10,7 @@ reported with the reason.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,6 +36,7 @@ _ZEROS = frozenset(["zeros", "zeros_like", "new_zeros"])
 _LINEAR = named("""add sub neg clone _to_copy mul div sum rsub""")
 _LONGEST_PATH, _MOST_STEPS = 8, 64  # in the search for the factories of a tensor
 _SELF_DRAWING = "it draws random numbers inside its kernel"
+_KEEPS_STATE = re.compile("rnn|embedding_bag")  # operators whose backward formulas read it
 _HANDED_OUT = "DataParallel hands a part of the batch to each GPU"
 
 
@@ -161,7 +163,7 @@ class _Pass:
             if self.keeps_partial(node, name, partial):
                 return self.run_spread(node, Call(node, self.result.size, now.get), PARTIAL)
             return self.run_whole(node)
-        if any(isinstance(now[value], Local) for value in spread) and "rnn" not in name:
+        if any(isinstance(now[value], Local) for value in spread) and not _KEEPS_STATE.search(name):
             return self.block(node, "it reads internal state of a kernel")
         if partial:
             self.result.gathers[node] = partial

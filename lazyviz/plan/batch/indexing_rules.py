@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ...graph.ir import Value
-from .batch_placement import PARTIAL, Placement, Shard
+from .batch_placement import LOCAL, PARTIAL, Placement, Shard
 from .batch_rule import Call, Coupled, rule
 
 
@@ -31,6 +32,79 @@ def embedding_backward(call: Call) -> Placement | None:
     if call["scale_grad_by_freq"]:
         raise Coupled("scale_grad_by_freq counts indices over the whole batch")
     return PARTIAL
+
+
+@rule("_embedding_bag _embedding_bag_forward_only")
+def embedding_bag(call: Call) -> Sequence[Placement | None] | None:
+    if call.shard(call["weight"]) is not None:
+        raise Coupled("the table that it looks up depends on the batch")
+    found = _of_bags(call, call["indices"], call["per_sample_weights"])
+    if found is None:
+        return None
+    bags = _bags(call, found)
+    # To which of a piece's bags an index belongs is nothing for the whole batch.
+    return [bags, LOCAL, bags, bags]
+
+
+@rule("_embedding_bag_backward")
+def embedding_bag_backward(call: Call) -> Placement | None:
+    found = _of_bags(call, call["indices"], call["per_sample_weights"])
+    if found is None:
+        return None
+    bags = _bags(call, found)
+    for name in ("grad", "bag_size", "maximum_indices"):
+        call.take(call[name], bags)
+    if call["sparse"]:
+        raise Coupled("lazyviz has no rule for its sparse gradient")
+    if call["scale_grad_by_freq"]:
+        raise Coupled("scale_grad_by_freq counts indices over the whole batch")
+    return PARTIAL
+
+
+@rule("_embedding_bag_per_sample_weights_backward")
+def embedding_bag_weights_backward(call: Call) -> Placement | None:
+    found = _of_bags(call, call["indices"])
+    if found is not None:
+        call.take(call["grad"], _bags(call, found))
+    return found
+
+
+def _of_bags(call: Call, indices: Value, weights: Any = None) -> Shard | None:
+    """The placement of the samples' own indices; each has a weight, if any are given."""
+    given = [each for each in (indices, weights) if isinstance(each, Value)]
+    found = next((shard for each in given if (shard := call.shard(each)) is not None), None)
+    if found is None:
+        if call.shard(call["offsets"]) is not None:
+            raise Coupled("its offsets are positions in the indices of the whole batch")
+        return None
+    for each in given:
+        call.take(each, found)
+    return found
+
+
+def _bags(call: Call, found: Shard) -> Shard:
+    """The placement of the bags.  All have the same number of indices, as those of a two-dimensional input,
+    so that the offsets of a piece are the first of the batch.
+    """
+    offsets = call["offsets"]
+    if call.shard(offsets) is not None:
+        raise Coupled("its offsets are positions in the indices of the whole batch")
+    width = _width(offsets)
+    if not width or found.dim or found.outer != 1 or found.unit % width:
+        raise Coupled("its bags are not known to be of equal size, and of one sample each")
+    bags = replace(found, unit=found.unit // width)
+    call.heads[offsets] = bags
+    return bags
+
+
+def _width(offsets: Value) -> int:
+    """The step of offsets that are ``arange(0, end, step)``; 0 if they are something else."""
+    node = offsets.node
+    if node is None or node.op is not torch.ops.aten.arange.start_step:
+        return 0
+    start, end, step = node.args[:3]
+    counts = all(type(each) is int for each in (start, end, step)) and start == 0 < step
+    return step if counts and offsets.shape[0] * step == end else 0
 
 
 @rule("index_select")

@@ -266,7 +266,7 @@ def scaled(
         elif value.node is not None and _sums_in_place(value, value.node, analysis):
             held(value, _part_of(value.node, analysis))
     for call in analysis.calls.values():
-        for value, shard in call.slices.items():
+        for value, shard in (*call.slices.items(), *call.heads.items()):
             held(value, shard.part, shard.dim)
 
     def grown(nbytes: int, part: Part | None) -> int:

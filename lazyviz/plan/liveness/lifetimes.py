@@ -290,27 +290,35 @@ def _ran(span: Lifetime, inside: RunsInside, count: int) -> Ran:
     return Ran(start, max(stop, inside.steps_with(span.storage, span.eager_stop)), last)
 
 
-_OUT_OF_PLACE = torch.ops.aten.binary_cross_entropy_with_logits.default
-_BY_ELEMENT = (torch.ops.aten.sub.Tensor, torch.ops.aten.mul.Tensor)
+_aten = torch.ops.aten
+_IN_PLACE: dict[Any, frozenset[Any]] = {
+    _aten.binary_cross_entropy.default: frozenset({_aten.mul.Tensor}),
+    _aten.binary_cross_entropy_with_logits.default: frozenset({_aten.sub.Tensor, _aten.mul.Tensor}),
+    _aten.clamp.Tensor: frozenset({_aten.logical_and.default, _aten.logical_or.default}),
+}
+"""By forward operator: what its backward formula computes in place, unless tensors are subclass-like."""
 
 
 def _write_in_place(nodes: Sequence[Node], spans: list[Lifetime]) -> None:
     """On the eager timeline, let results that a formula computes in place reuse their operand's memory.
 
-    ``binary_cross_entropy_with_logits_backward`` (FunctionsManual.cpp) writes into its own intermediate
-    results, unless tensors are subclass-like, as they are under a dispatch mode.
+    ``binary_cross_entropy_target_backward``, ``binary_cross_entropy_with_logits_backward`` and
+    ``clamp_backward`` (FunctionsManual.cpp) write into their own intermediate results, unless tensors are
+    subclass-like, as they are under a dispatch mode.  ``-self * grad`` is written as such, however.
     """
-    if not nodes_with(nodes, lambda op: op is _OUT_OF_PLACE):
+    if not nodes_with(nodes, _IN_PLACE.__contains__):
         return
     at = {span.storage: index for index, span in enumerate(spans)}
     for node in nodes:
         forward = node.forward
-        if node.op not in _BY_ELEMENT or forward is None or forward.op is not _OUT_OF_PLACE:
+        if forward is None or node.op not in _IN_PLACE.get(forward.op, ()):
             continue
         operand, result = node.inputs[0], node.outputs[0]
         span = spans[at[operand.storage]]
         maker = span.maker
-        if maker is None or maker.forward is not forward or operand.meta.shape != result.meta.shape:
+        if maker is None or maker.forward is not forward or maker.op is _aten.neg.default:
+            continue
+        if (operand.meta.shape, operand.meta.dtype) != (result.meta.shape, result.meta.dtype):
             continue
         if span.eager_stop <= formula_end(nodes, node.index):  # not saved for a second backward pass
             spans[at[operand.storage]] = span._replace(eager_stop=node.index)

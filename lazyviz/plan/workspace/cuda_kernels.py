@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from ...graph.ir import Node, TensorMeta, Value
+from ...torch_internals.private_api import OpOverload
 from . import cudnn_rnn_workspace
 from .workspace_size import NOTHING, Need
 
@@ -24,10 +25,8 @@ TABLE: dict[str, Rule] = {
 }
 
 
-CONVOLUTIONS = frozenset(
-    f"aten::{name}"
-    for name in ("convolution", "cudnn_convolution", "cudnn_convolution_transpose", "convolution_backward")
-)
+_FFT_KERNEL = 7
+"""From this size on, the FFT algorithms were chosen in pytorch#14614: 6 x 6 took less than the operands."""
 
 
 def _on(*names: str) -> Callable[[Rule], Rule]:
@@ -62,45 +61,74 @@ def _taken_by_cublas(meta: TensorMeta) -> bool:
     return (column == 1 and row >= max(1, columns)) or (row == 1 and column >= max(1, rows))
 
 
-def _convolution_space(image: TensorMeta, weight: TensorMeta, result: int, groups: int) -> Need:
+def _convolution_space(image: TensorMeta, weight: TensorMeta, result: TensorMeta, node: Node) -> Need:
     """cuDNN selects an algorithm at run time (cudnn/Conv_v8.cpp), with the workspace that it requests.
 
     At least: none. Best estimate: the image, weights and result in NHWC order, which its tensor-core kernels
     use (TF32 for float32, PyTorch's default); none for tensors that are NHWC already, and for depthwise
-    convolutions, which have ATen's own kernels (cuda/DepthwiseConv2d.cu). At most: the transforms of the
-    Winograd and FFT algorithms, four times the operands.
+    convolutions, which have ATen's own kernels (cuda/DepthwiseConv2d.cu). At most: see :func:`_most`.
     """
+    named = dict(zip(_names_of(node.op), node.args))
+    groups = named["groups"]
     if groups == image.shape[1] and groups > 1 and weight.shape[1] == 1:
-        return Need(0, 0, image.nbytes + result)
-    operands = image.nbytes + weight.nbytes + result
+        return Need(0, 0, image.nbytes + result.nbytes)
+    operands = image.nbytes + weight.nbytes + result.nbytes
     last = len(image.stride) > 2 and image.stride[1] == 1 and image.shape[1] > 1
     double = image.dtype.itemsize > 4
-    return Need(0 if last or double else operands, 0, 4 * operands)
+    dense = all(each == 1 for name in ("stride", "dilation") for each in named[name])
+    return Need(0 if last or double else operands, 0, _most(image, weight, result, dense))
 
 
-def benchmarked(name: str, need: Need) -> Need:
-    """The same with ``torch.backends.cudnn.benchmark``, which tries every algorithm for which there is enough
-    memory.
+@lru_cache(64)
+def _names_of(op: OpOverload) -> tuple[str, ...]:
+    return tuple(each.name for each in op._schema.arguments)
 
-    At most: 33 times the operands, as pytorch#14614 reports (#31500: 12 times), instead of four.
+
+def _most(image: TensorMeta, weight: TensorMeta, result: TensorMeta, dense: bool) -> int:
+    """The largest workspace expected of a convolution, also with ``torch.backends.cudnn.benchmark``, which
+    tries all algorithms.  ``dense``: without a stride or dilation.
+
+    - Dense kernels of 3 x 3: the transforms of Winograd's algorithm, whose tiles of 4 x 4 results
+      have 36 elements for each channel. 18 published runs with ``benchmark`` needed up to 2.7 times the
+      operands, which is that (``benchmarks/published_memory.py``).
+    - Large dense kernels: FFT algorithms, 33 times the operands in pytorch#14614.
+    - Others: four times the operands.
+
+    Half-precision kernels work on multiples of eight channels (pytorch#31500: 12 times two operands of one
+    channel).
     """
-    if name not in CONVOLUTIONS:
-        return need
-    return need._replace(high=need.high * 33 // 4)
+    operands = image.nbytes + weight.nbytes + result.nbytes
+    kernel = weight.shape[2:]
+    if dense and kernel and max(kernel) >= _FFT_KERNEL:
+        return 33 * operands
+    if dense and tuple(kernel) == (3, 3):
+        rows, columns = (-(-size // 4) * 4 / max(size, 1) for size in result.shape[2:])
+        transformed = 36 / 16 * rows * columns * (image.nbytes + result.nbytes) + 36 / 9 * weight.nbytes
+        most = max(int(transformed), operands)
+    else:
+        most = 4 * operands
+    if image.dtype.itemsize == 2:
+        most = max(most, 3 * sum(_padded(each) for each in (image, result)) // 2)
+    return most
+
+
+def _padded(meta: TensorMeta) -> int:
+    """Bytes of an image whose channels are padded to a multiple of eight."""
+    channels = meta.shape[1]
+    return meta.nbytes // max(channels, 1) * (-(-channels // 8) * 8)
 
 
 @_on("convolution", "cudnn_convolution", "cudnn_convolution_transpose")
 def _convolution(node: Node, threads: int) -> Need:
     image, weight = node.args[0].meta, node.args[1].meta
-    groups = node.args[8] if len(node.args) > 8 else 1
-    return _convolution_space(image, weight, node.outputs[0].nbytes, groups)
+    return _convolution_space(image, weight, node.outputs[0].meta, node)
 
 
 @_on("convolution_backward")
 def _convolution_backward(node: Node, threads: int) -> Need:
     """One gradient after the other: the workspace of one at a time."""
     gradient, image, weight = (value.meta for value in node.args[:3])
-    return _convolution_space(image, weight, gradient.nbytes, node.args[9])
+    return _convolution_space(image, weight, gradient, node)
 
 
 @_on("embedding_dense_backward")

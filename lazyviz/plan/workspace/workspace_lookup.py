@@ -38,7 +38,6 @@ from . import (
 )
 from .cpu_convolution import backward_need, forward_need
 from .cuda_kernels import TABLE as CUDA_TABLE
-from .cuda_kernels import benchmarked
 from .matrix_product_workspace import transposing
 from .onednn_convolution import PAGE
 from .workspace_rule import Rule, argument, channels_last, contiguous, copied, exactly, in_order, meta_of, on
@@ -89,8 +88,6 @@ def scratch(
             need = rule(node, threads)
             if kind == "cpu":
                 need = kernel_measurement.refined(node, threads, need)
-        if kind == "cuda" and graph.cudnn_benchmark:
-            need = benchmarked(node.op._schema.name, need)
         if need.high:
             found[node.index] = need
     return found

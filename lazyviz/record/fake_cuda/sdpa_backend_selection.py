@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from ...torch_internals import fake_cuda_devices
 
 _aten = torch.ops.aten
+_flash_attention = _aten._scaled_dot_product_flash_attention.default
 _HALVES = (torch.float16, torch.bfloat16)
 MATH, FLASH, EFFICIENT, CUDNN = 0, 1, 2, 3  # at::SDPBackend
 _DEFAULT_ORDER = (FLASH, EFFICIENT, MATH, CUDNN)
@@ -43,7 +44,8 @@ class Call:
         return torch.is_grad_enabled() and any(t.requires_grad for t in (self.query, self.key, self.value))
 
     def of_dtype(self, *dtypes: torch.dtype) -> bool:
-        return self.query.dtype == self.key.dtype == self.value.dtype and self.query.dtype in dtypes
+        dtype = self.query.dtype
+        return dtype in dtypes and dtype == self.key.dtype == self.value.dtype
 
 
 def choose(call: Call, capability: tuple[int, int]) -> int:
@@ -142,15 +144,21 @@ _TAKES: dict[int, Callable[[Call, tuple[int, int]], bool]] = {
 }
 
 
+# These run for every layer of every generated token, and therefore ask each tensor once.
+
+
 def _are_dense(call: Call) -> bool:
-    return all(t.dim() == 4 for t in (call.query, call.key, call.value)) and all(
-        t.size(-2) > 0 for t in (call.query, call.key)
-    )
+    query, key = call.query.shape, call.key.shape
+    return len(query) == len(key) == call.value.dim() == 4 and query[-2] > 0 and key[-2] > 0
 
 
 def _heads_match(call: Call, *, grouping: bool, same: bool = True) -> bool:
-    queries, keys, values = (t.size(-3) for t in (call.query, call.key, call.value))
-    if not call.query.size(0) == call.key.size(0) == call.value.size(0):
+    (batch, queries, *_), (of_keys, keys, *_), (of_values, values, *_) = (
+        call.query.shape,
+        call.key.shape,
+        call.value.shape,
+    )
+    if not batch == of_keys == of_values:
         return False
     if call.grouped and grouping:
         return (keys == values or not same) and queries % keys == 0 and queries % values == 0
@@ -158,7 +166,7 @@ def _heads_match(call: Call, *, grouping: bool, same: bool = True) -> bool:
 
 
 def _last_strides_are_1(call: Call, *, ignore_single: bool) -> bool:
-    ones = all(t.stride(-1) == 1 for t in (call.query, call.key, call.value))
+    ones = call.query.stride(-1) == call.key.stride(-1) == call.value.stride(-1) == 1
     if ignore_single and call.query.size(-1) == 1:
         ones = True
     return ones and (call.mask is None or call.mask.stride(-1) == 1)
@@ -180,11 +188,10 @@ def fused(call: Call, kernel: int, scale: float | None) -> torch.Tensor:
     if kernel == FLASH:
         size = query.size(-1)
         scale = 1 / math.sqrt(size) if scale is None else scale
-        query, key, value = (_padded(t) for t in (query, key, value))
-        result = _aten._scaled_dot_product_flash_attention(
-            query, key, value, dropout, causal, False, scale=scale
-        )[0]
-        return result[..., :size] if result.size(-1) != size else result
+        if size % 8:
+            query, key, value = (_padded(t) for t in (query, key, value))
+        result = _flash_attention(query, key, value, dropout, causal, False, scale=scale)[0]
+        return result[..., :size] if size % 8 else result
     mask = call.mask
     if mask is not None and mask.dtype == torch.bool:
         hidden = torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=mask.device)

@@ -71,6 +71,25 @@ def rows_selected(
     return grad.new_zeros(sizes).index_add_(dim, index, grad)
 
 
+def on_the_diagonal(original: Original, grad: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """``trace_backward``."""
+    if tape.recording.batch is not None or len(sizes) != 2 or not is_plain(original, grad):
+        return original(grad, sizes)
+    result, step = grad.new_zeros(sizes[0] * sizes[1]), sizes[1] + 1
+    diagonal = torch.arange(0, min(sizes) * step, step, dtype=torch.int64, device=grad.device)
+    return result.index_fill_(0, diagonal, grad).view(sizes)
+
+
+def where_selected(
+    original: Original, grad: torch.Tensor, image: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """``masked_select_backward``."""
+    if tape.recording.batch is not None or not is_plain(original, grad, mask):
+        return original(grad, image, mask)
+    shape = torch.broadcast_shapes(image.shape, mask.shape)
+    return torch.zeros_like(image.expand(shape)).masked_scatter_(mask, grad)
+
+
 def indexed(
     original: Original,
     target: torch.Tensor,
@@ -119,6 +138,8 @@ KERNELS: dict[str, Callable[..., torch.Tensor]] = {
     "index_put": indexed,
     "put": put,
     "index_select_backward": rows_selected,
+    "masked_select_backward": where_selected,
+    "trace_backward": on_the_diagonal,
     "value_selecting_reduction_backward": selected,
 }
 """By the names of ATen's functions."""

@@ -56,15 +56,19 @@ _CALLING_AUTOCAST = frozenset({"linalg_pinv", "_trilinear"})
 _CHECKED_CONTENT = {"_embedding_bag", "_embedding_bag_forward_only", *CHECKED_EVERYWHERE}
 
 
+# Arguments of random operators: no dropout in attention, and layers that are not in training.
+_DRAWS_NOTHING: dict[str, float | bool] = {"dropout_p": 0.0, "train": False, "training": False}
+
+
 class OpInfo:
     """The properties that all calls of one operator share."""
 
     __slots__ = (
         "adds", "argument_names", "by_type", "calls_autocast", "checks", "checks_content", "communicates",
         "copies",
-        "counts_writes", "detaches", "draws", "fills_dtype", "generator", "gradients", "hidden_condition",
-        "hidden_writes", "is_view", "op", "lifts", "makes_sparse", "metadata_only", "metadata_write",
-        "mutable_kwargs", "mutable_positions", "mutates", "name", "needs_storage",
+        "counts_writes", "detaches", "draws", "draws_unless", "fills_dtype", "generator", "gradients",
+        "hidden_condition", "hidden_writes", "is_view", "op", "lifts", "makes_sparse", "metadata_only",
+        "metadata_write", "mutable_kwargs", "mutable_positions", "mutates", "name", "needs_storage",
         "of_ops", "of_parts", "of_views",
         "profiles", "resizes", "returned",
         "returns_numbers",
@@ -124,12 +128,25 @@ class OpInfo:
             and all(ret.alias_info is not None and not ret.alias_info.is_write for ret in schema.returns)
         )
 
+    def draws_nothing(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call of this random operator leaves its generator alone."""
+        if self.draws_unless is None:
+            return False
+        position, value = self.draws_unless
+        given = args[position] if position < len(args) else kwargs.get(self.argument_names[position])
+        if given is None:
+            given = self.op._schema.arguments[position].default_value
+        return given is not None and given == value
+
     def _note_key_properties(self) -> None:
         """Determine what its results and its cache key depend on."""
         op, names = self.op, self.argument_names
         schema = op._schema
         self.gradients = _gradients_taken(op)
         self.draws = torch.Tag.nondeterministic_seeded in op.tags
+        # The argument with which nothing is drawn, and its value.
+        switches = [(at, _DRAWS_NOTHING[name]) for at, name in enumerate(names) if name in _DRAWS_NOTHING]
+        self.draws_unless = switches[0] if self.draws and switches else None
         self.generator = names.index("generator") if "generator" in names else None
         self.by_type: frozenset[type] = frozenset()  # numbers of these types are not part of the cache key
         if (

@@ -514,7 +514,7 @@ cdef class Op:
         self.needs_storage = info.needs_storage
         self.counts_writes = info.counts_writes
         self.draws = info.draws
-        self.draws_by_default = info.draws and info.name != "native_dropout"
+        self.draws_by_default = info.draws and info.draws_unless is None
         self.generator = MOST_WORDS if info.generator is None else info.generator
 
 

@@ -157,6 +157,42 @@ def test_a_batch_that_moves_through_every_dimension(pieces):
     same_in_pieces(Everything(), (tokens, target), step, pieces, dims=(1, 1))
 
 
+BAGS = {
+    "rows": lambda bag, x: bag(x),
+    "offsets": lambda bag, x: bag(x.flatten(), torch.arange(0, x.numel(), x.shape[1])),
+    "two bags a sample": lambda bag, x: bag(x.view(-1, 3)).view(len(x), -1)[:, :D],
+    "without a gradient": lambda bag, x: bag(x).detach(),
+}
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("form", BAGS)
+def test_bags_of_embeddings(form, mode):
+    torch.manual_seed(3)
+    model = nn.ModuleList([nn.EmbeddingBag(50, D, mode=mode, padding_idx=1), perceptron()])
+
+    def step(model, x, y):
+        loss = F.cross_entropy(model[1](BAGS[form](model[0], x)), y)
+        loss.backward()
+        return loss.detach()
+
+    same_in_pieces(model, (torch.randint(0, 50, (B, 6)), data(torch.float32)[1]), step, 4)
+
+
+def test_bags_of_weighted_embeddings():
+    torch.manual_seed(3)
+    model = nn.ModuleList([nn.EmbeddingBag(50, D, mode="sum"), perceptron()])
+
+    def step(model, x, weights, y):
+        scaled = model[1][0].weight.mean() * weights
+        loss = F.cross_entropy(model[1](model[0](x, per_sample_weights=scaled)), y)
+        loss.backward()
+        return loss.detach()
+
+    batch = torch.randint(0, 50, (B, 6)), torch.rand(B, 6), data(torch.float32)[1]
+    same_in_pieces(model, batch, step, 4)
+
+
 def test_several_steps_with_clipping_and_schedule_in_pieces():
     x, y, _ = data(torch.float32)
 

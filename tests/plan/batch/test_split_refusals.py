@@ -46,6 +46,30 @@ REFUSED = {
 LSTM = nn.LSTM(6, 6)
 
 
+BAGS = {
+    "its offsets are positions in the indices of the whole batch": lambda bag, x: bag(
+        x.flatten(), torch.arange(0, 6 * B, 6) + 0 * x[:, 0]
+    ),
+    "its bags are not known to be of equal size, and of one sample each": lambda bag, x: bag(
+        x.flatten(), torch.tensor([0, *range(7, 6 * B, 6)])
+    ),
+    "scale_grad_by_freq counts indices over the whole batch": lambda bag, x: F.embedding_bag(
+        x, bag.weight, mode="sum", scale_grad_by_freq=True
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", BAGS)
+def test_bags_that_cannot_be_cut_are_refused_with_the_reason(reason):
+    bag, x = nn.EmbeddingBag(50, 6), torch.randint(0, 50, (B, 6))
+    with lazyviz.lazy(batch=x, split=3) as graph:
+        BAGS[reason](bag, x).square().sum().backward()
+    found = graph.plan().split.blocked_by[0]
+    assert "embedding_bag" in found.op._schema.name
+    assert reason in graph.plan().explain()
+    lazyviz.reset()
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_lets_samples_meet_is_refused_by_name_and_line(case):
     op, function = REFUSED[case]

@@ -20,6 +20,12 @@ TAKEN = {
     "put_": lambda x: x.take(PLACES),
     "index_put_": lambda x: x[ROWS],
     "index_put_.default": lambda x: x[:, ROWS, None],
+    "masked_scatter_": lambda x: x.masked_select(PLACES > 1),
+    "masked_scatter_.row": lambda x: x.masked_select(PLACES[0] > 1),
+    "masked_scatter_.more": lambda x: x[:1].masked_select(PLACES > 1),
+    "index_fill_": lambda x: x.trace(),
+    "index_fill_.turned": lambda x: x.t().trace(),
+    "index_fill_.tall": lambda x: x[:, :2].trace(),
 }
 
 
