@@ -4,7 +4,7 @@ Objects of a graph refer to each other in cycles, and there are many of them.  I
 collector would take a large part of the recording time to find those of earlier iterations.  Therefore, when
 the owner is deleted, ``graph_release.cpp`` (compiled) checks whether anything else refers to any of the
 objects: a pending tensor, a plan, another graph, a variable with a node.  If not, the cycles are cut.  If
-nodes are pending, :mod:`lazyviz.record.shrink_dropped_graphs` keeps these alone.
+nodes are pending, :mod:`lazyviz.record.shrink_dropped_graphs` keeps these alone when the next block begins.
 Otherwise, the graph is left to the garbage collector, as it is without that module or with
 ``LAZYVIZ_GRAPH_RELEASE=0`` in the environment.
 """
@@ -45,9 +45,9 @@ class Owned:
         del self.graph
         if not _release(holder):
             native_recorder.show(holder[0])
-            shrink(holder, tape.pending)
-            if _module is not None:
-                _held.append(weakref.ref(holder[0]))
+            # Not reduced to its pending nodes here, because these may be about to run.
+            holder[0].has_dropped_nodes = True
+            _held.append(weakref.ref(holder[0]))
 
 
 def _release(holder: list[Graph]) -> bool:
@@ -66,7 +66,7 @@ def release_unreferenced() -> None:
         holder = [graph for graph in [reference()] if graph is not None]
         if not holder:
             continue
-        if holder[0].has_dropped_nodes:
+        if holder[0].has_dropped_nodes and not tape.runs.running and tape.runs.background is None:
             shrink(holder, tape.pending)
         if _is_pending(holder[0]):
             _held.append(reference)

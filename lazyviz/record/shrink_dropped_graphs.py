@@ -7,10 +7,12 @@ their effect.  They refer to their graph, and it would keep all of its nodes unt
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence, Set
+from operator import attrgetter
 
 from ..graph.ir import Graph
-from .tracked_storages import TrackedNode, TrackedStorage, TrackedValue
+from ..process.global_state_transaction import complete
+from .tracked_storages import TrackedNode, TrackedStorage
 
 
 def shrink(holder: list[Graph], pending: dict[TrackedNode, None]) -> None:
@@ -48,31 +50,37 @@ _UNSHARED = _references([object()])  # for an object that only a list refers to
 def _keep(graph: Graph, kept: list[TrackedNode]) -> None:
     """Make ``kept`` all nodes of ``graph``, at new positions."""
     positions = {node.index: position for position, node in enumerate(kept)}
-    storages: dict[TrackedStorage, None] = {}
-    for position, node in enumerate(kept):
-        node.index, node.forward = position, None
-        node.after = [before for before in node.after if before.state != "done"]
-        for value in _values(node):
-            storages[value.storage] = None
-        storages.update(dict.fromkeys(node.writes))
-    for storage in storages:
-        storage.created = positions.get(storage.created, -1)
-        storage.dropped = None if storage.live else len(kept)
-        storage.dropped_in, storage.resized, storage.arrived = None, (), -1
-        storage.readers = [reader for reader in storage.readers if reader.state != "done"]
-        if storage.writer is not None and storage.writer.state == "done":
-            storage.writer = None
+    storages = {value.storage for node in kept for value in (*node.inputs, *node.outputs)}
+    storages.update(storage for node in kept for storage in node.writes)
+    created = {storage: positions.get(storage.created, -1) for storage in storages}
+
+    def keep() -> None:
+        for position, node in enumerate(kept):
+            node.index, node.forward = position, None
+            node.after = [before for before in node.after if before.state != "done"]
+        for storage, position in created.items():
+            _forget_others(storage, position, len(kept))
+        _take_nodes(graph, kept, created.keys())
+
+    complete(keep)
+
+
+def _forget_others(storage: TrackedStorage, created: int, end: int) -> None:
+    """Let ``storage`` refer to pending nodes only; ``created`` and ``end`` are positions in the graph."""
+    storage.created = created
+    storage.dropped = None if storage.live else end
+    storage.dropped_in, storage.resized, storage.arrived = None, (), -1
+    storage.readers = [reader for reader in storage.readers if reader.state != "done"]
+    if storage.writer is not None and storage.writer.state == "done":
+        storage.writer = None
+
+
+def _take_nodes(graph: Graph, kept: list[TrackedNode], storages: Set[TrackedStorage]) -> None:
     graph.nodes[:] = kept
-    graph.storages[:] = [storage for storage in storages if storage.graph is graph]
+    graph.storages[:] = sorted((each for each in storages if each.graph is graph), key=attrgetter("id"))
     graph.inputs = [value for value in graph.inputs if value.storage in storages]
     for records in (graph.arrivals, graph.fetches, graph.sync_points, graph.runs_inside, graph.calls):
         records.clear()
-    graph.from_others.clear()
-    graph.handed_out.clear()
-    graph.annotations.clear()
-    graph.nested.clear()
+    for more in (graph.from_others, graph.handed_out, graph.annotations, graph.nested):
+        more.clear()
     graph.by_sequence = {}
-
-
-def _values(node: TrackedNode) -> Iterable[TrackedValue]:
-    return (*node.inputs, *node.outputs)
