@@ -245,7 +245,7 @@ export class BoxDrawing {
     // If there is only one row, further text is at its end.
     const style = box.kind === "op" ? "mono" : "bold";
     const name = lines === 1 ? nameOf(box) : box.label;
-    const aside = rows !== 1 || lines < 2 ? "" : box.kind === "op" ? (this.#number.startsWith("0 B") ? (box.sub.split(" · ").at(-1) ?? "") : this.#number.replace(/ (at peak|now|allocated|projected)$/, "")) : pill ? box.sub : "";
+    const aside = rows !== 1 || lines < 2 ? "" : box.kind === "op" ? this.#number.replace(/ (at peak|now|allocated|projected)$/, "") : pill ? box.sub : "";
     const short = pill ? (aside.split(" · ")[0] ?? "") : aside;
     const taken = short ? short.length * charWidth(small) + 8 : 0; // the name has priority over further text
     const fitted = lines ? cut(box.given ? `${name} failed` : name, Math.max(room - taken, room * 0.6), size, style) : "";

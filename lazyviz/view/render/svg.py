@@ -394,10 +394,7 @@ def _closed(frame: Frame, scene: Scene, picture: Arrangement, numbers: ShownNumb
     if box.kind == "op":
         stroke, dash = numbers.outline(box, "#b9c3cd")
         parts.append(_rect(x, y, w, h, fill=_CARD, stroke=stroke, extra=dash))
-        aside = numbers.short(box) if numbers.tells(box) else ""
-        if not aside and numbers.by in ("peak", "memory"):  # other numbers are not mixed with bytes
-            aside = subtitle.rpartition(" · ")[2]
-        parts += _one_row(box, x + 11, y, w - 21, h - 4, aside)
+        parts += _one_row(box, x + 11, y, w - 21, h - 4, numbers.short(box))
         return "".join([*parts, *_bar(numbers, box, x + 10, y + h - 5, w - 22, 3)])
     if is_small_ops(box):
         return "".join(
