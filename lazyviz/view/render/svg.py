@@ -322,9 +322,10 @@ def _frame(frame: Frame) -> str:
         frame.width,
         frame.height,
         fill=_INK,
-        stroke=_FAINT if lane else "#cfd6df",
+        stroke=_FAINT if lane and frame.box.children else "#cfd6df",
         radius=10,
-        extra=f' fill-opacity="{0.012 if lane else 0.04}"',
+        extra=f' fill-opacity="{0.012 if lane else 0.04}"'
+        + ("" if frame.box.children else ' stroke-dasharray="4 4"'),
     )
 
 

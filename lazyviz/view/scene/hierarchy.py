@@ -34,9 +34,9 @@ from .dataflow import (
     updates,
 )
 from .display_names import Result, add_results, lane_of, names_by_round, tell_apart
-from .loop_frames import name_loops
+from .loop_frames import group_rounds, name_loops
 from .module_calls import Calls, merge_calls
-from .rejected_op_box import find_error, makers_of, open_error
+from .rejected_op_box import add_unreached_lanes, find_error, makers_of, open_error
 from .repeat_folding import (
     UPDATES,
     chunk,
@@ -97,6 +97,7 @@ def build_hierarchy(graph: Graph, *, views: bool = False, drawn: Hierarchy | Non
     failed_box = find_error(root)
     if failed_box is not None:
         opened += open_error(failed_box, graph, box_of, box_of_value)
+    add_unreached_lanes(root, graph)
     _cut_and_number(root)
     hierarchy = Hierarchy(graph, root, {}, box_of, box_of_value, reads, behind, drawn_of)
     _join(hierarchy, results)
@@ -298,6 +299,8 @@ def _simplify(root: Box) -> None:
             alike = _NUMBER.sub("*", box.name)
             own = (child.shape_hash for child in box.children if not is_gradient_sum(child))
             box.shape_hash = hash((alike, *own))
+        if box.kind == "root" and box.children:
+            group_rounds(box)
         if box.kind != "root" or all(child.kind == "step" for child in box.children):
             box.children = fold_repeats(box)
         count(box)
