@@ -25,7 +25,7 @@ export class LaneTitles {
       const from = Math.max(left * k + x, 0);
       const wide = Math.min((left + width) * k + x, this.camera.width) - from;
       if ((top + TITLE) * k + y > 4 || (top + height) * k + y < 2 * HIGH || wide < LEAST) return [];
-      const title = html("span", `lz-lane-head lz-phase-${box.phase}`, box.label, html("small", {}, box.sub));
+      const title = html("span", `lz-lane-head lz-phase-${box.phase}`, box.label, html("small", {}, box.sub.split(":")[0] ?? ""));
       title.style.cssText = `left:${from}px;width:${wide}px`;
       return [title];
     });

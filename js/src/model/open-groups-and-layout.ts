@@ -273,7 +273,7 @@ export class Scene {
     for (const { group, box } of order.reverse()) {
       let sizes = group.boxes.map((child) => size.get(child.id) ?? child.size ?? CLOSED);
       if (group.row) {
-        [, sizes] = laneRows(this.#narrowed(group, sizes, seen - 2 * paddingOf(box)[0]), room);
+        [, sizes] = laneRows(this.#narrowed(group, sizes, seen), room);
         group.boxes.forEach((child, n) => {
           size.set(child.id, sizes[n] ?? CLOSED);
           this.#press(child, size);
@@ -342,8 +342,9 @@ export class Scene {
     }
   }
 
-  /** The sizes of lanes that fit into `seen` visible pixels. */
+  /** The sizes of lanes that fit into `seen` visible pixels, with the frames around them. */
   #narrowed(row: GroupData, sizes: readonly Size[], seen: number): Size[] {
+    for (let at = this.#parents.get(row.id); at; at = this.#parents.get(at)) seen -= 24; // their padding
     const phases = row.boxes.map(({ phase }) => phase);
     const total = sizes.reduce((all, [wide]) => all + wide + LANE_GAP, -LANE_GAP);
     if (total <= seen) return [...sizes];
@@ -396,7 +397,7 @@ export class Scene {
       const [wide, tall] = usual ?? box.size ?? CLOSED;
       return [Math.min(wide, limit), tall];
     });
-    if (group.row) [, sizes] = laneRows(this.#narrowed(group, sizes, seen - 2 * side), room);
+    if (group.row) [, sizes] = laneRows(this.#narrowed(group, sizes, seen), room);
     let { layers = [], edges = [] } = group;
     let placed = placeOf(group, sizes, room);
     if (placed.width > limit + 0.5 && !group.row) {
