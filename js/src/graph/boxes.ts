@@ -94,7 +94,7 @@ export class BoxDrawing {
     const lane = box.kind === "lane";
     const still = lane && !frame.rail; // cannot be clicked
     const kind = lane ? "lane" : open ? "open" : box.kind === "module" || box.kind === "step" ? "group" : box.kind === "output" ? "input" : box.kind;
-    const phase = ` lz-phase-${box.phase}${lane && !box.group ? " lz-unreached" : ""}`;
+    const phase = ` lz-phase-${box.phase}${lane && !box.group ? " lz-missed" : ""}`;
     this.#label = svg("text", { class: lane ? "lz-lane-title" : open ? "lz-frame-title" : "lz-label" });
     this.#sub = open && !lane ? null : svg("text", "lz-sub");
     this.#third = lane || open || height < 60 ? null : svg("text", "lz-sub");

@@ -538,9 +538,9 @@ function beside([start, from]: Size, [x, y]: Size, within: Frame | undefined, bo
   const free = (at: number): boolean => between.every((box) => at < box.x - 4 || at > box.x + box.width + 4);
   const crosses = (at: number): boolean => within !== undefined && Math.abs(from - within.y) < 1 && Math.min(at, start) < titleEnd(within);
   const below = (at: number): Size[] => (crosses(at) ? [[start, from + 26]] : []); // the title
-  if (free(x)) return below(x);
+  if (!between[0]) return below(x);
   const far = (at: number): number => Math.abs(at - x) + (crosses(at) ? 1e4 : 0);
-  const [at] = between.flatMap((box) => [box.x - 8, box.x + box.width + 8]).filter((at) => free(at) && within && at > within.x && at < within.x + within.width).sort((a, b) => far(a) - far(b));
+  const [at] = [x, ...between.flatMap((box) => [box.x - 8, box.x + box.width + 8])].filter((at) => free(at) && within && at > within.x && at < within.x + within.width).sort((a, b) => far(a) - far(b));
   if (at === undefined) return [];
   const ends: Size[] = [[at, Math.min(...between.map((box) => box.y)) - 6], [at, Math.max(...between.map((box) => box.y + box.height)) + 6]];
   return from < y ? [...below(at), ...ends] : ends.reverse();
