@@ -16,7 +16,7 @@ from .boxes import Box, op_name, rejected_of
 
 LEAST_WIDTH, MOST_WIDTH = 296, 640  # pixels of the card
 SHAPE_CHAR, SHAPE_GAP = 7.3, 18  # pixels: of a character, between two shapes
-MOST_CODE = 20  # characters of a line of code in a lane's title
+MOST_CODE = 16  # characters of a line of code that fit below a lane's title
 _DEF = re.compile(r"\s*(?:async\s+)?def\s")
 _CALLS: dict[Phase, re.Pattern[str]] = {
     "backward": re.compile(r"\.backward\("),
@@ -69,8 +69,8 @@ def _unreached(graph: Graph) -> dict[Phase, str]:
         for line in _following(frame, place, is_cell=graph.is_cell):
             code = line.partition("#")[0].strip()
             for phase, pattern in _CALLS.items():
-                if phase not in found and pattern.search(code):
-                    found[phase] = code if len(code) <= MOST_CODE else f"{code[: MOST_CODE - 1]}…"
+                if phase not in found and (call := pattern.search(code)):
+                    found[phase] = code if len(code) <= MOST_CODE else f"{call[0].lstrip('.')})"
         if _is_in_block(frame, place):
             break  # the others called the block
     return found
