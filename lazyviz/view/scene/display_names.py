@@ -139,11 +139,13 @@ def add_results(graph: Graph, reads: Reads, box_of: list[Box | None]) -> dict[in
         if maker is None or node.phase not in ("forward", "other"):
             continue
         named = [value for value in node.outputs if _is_result(value, node)]
+        if not named:
+            continue
         lane = lane_of(maker)
         place = _in_lane(maker, lane)
         assert place is not None  # it is in the lane
-        folded, here = is_small_ops(place), all((value.id, lane) in read for value in named)
-        if named and ((maker is place and here) or folded):
+        here = all((value.id, lane) in read for value in named)
+        if is_small_ops(place) or (maker is place and here):
             maker.label = f"{', '.join(value.name for value in named)} = {maker.label}"
             continue
         if here and is_line(place):
