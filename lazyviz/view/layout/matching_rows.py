@@ -138,9 +138,9 @@ def _ascending(pairs: list[tuple[InRow, InRow]]) -> list[tuple[InRow, InRow]]:
     Boxes of one row, whose middles can differ by some pixels, are in the order of their counterparts.
     """
 
-    def order(one: tuple[InRow, InRow], other: tuple[InRow, InRow]) -> float:
-        rows = int((one[0].middle - other[0].middle) / SAME_ROW)
-        return rows or one[1].middle - other[1].middle
+    def order(one: tuple[InRow, InRow], other: tuple[InRow, InRow]) -> int:
+        (a, c), (b, d) = one, other
+        return int((a.middle - b.middle) / SAME_ROW) or (c.middle > d.middle) - (c.middle < d.middle)
 
     pairs = sorted(pairs, key=functools.cmp_to_key(order))[:MOST_PAIRS]
     ends: list[float] = []  # for each length, the least final second element
