@@ -2,6 +2,7 @@
 
 import { describe, expect, it, vi } from "vitest";
 import { Breadcrumbs } from "../src/graph/breadcrumbs";
+import { LaneTitles } from "../src/graph/lane-titles";
 import { keptBands } from "../src/graph/saved-activations";
 import { Camera } from "../src/graph/camera";
 import { provideDeferredPart } from "../src/page/load-deferred-bundle";
@@ -10,7 +11,7 @@ import { svg } from "../src/page/dom";
 import { neighbor } from "../src/graph/arrow-keys";
 import { relationLines } from "../src/graph/relation-lines";
 import { Scene } from "../src/model/open-groups-and-layout";
-import type { BoxData, GroupData, Relation } from "../src/model/types";
+import type { BoxData, EdgeData, GroupData, Relation } from "../src/model/types";
 
 provideDeferredPart(deferred); // as in a saved page
 
@@ -86,6 +87,13 @@ describe("lanes without room", () => {
     expect(widths(made, 300).slice(0, 2)).toEqual([330, 68]);
   });
 
+  it("leave room for the frames around them", () => {
+    const inner = lanes.map((group) => (group.id === "r" ? { ...group, id: "s2" } : group));
+    const frame = (id: string, inside: string): GroupData => ({ id, boxes: [box(inside, { kind: "step", group: 1 })], layers: [[0]], edges: [] });
+    const made = new Scene("r", [frame("r", "s1"), frame("s1", "s2"), ...inner], ["r", "s1", "s2", "f", "b", "o"]);
+    expect(made.arrange(Infinity, 900).width).toBeLessThanOrEqual(900);
+  });
+
   it("open and close a rail without changing the others", () => {
     const made = new Scene("r", lanes, ["r", "f", "b", "o"]);
     const [forward, backward] = widths(made, 900);
@@ -140,6 +148,30 @@ describe("rows", () => {
     expect((apart.get("e") ?? 0) - (apart.get("c") ?? 0)).toBeGreaterThan(400);
   });
 
+  it("move with the frame around them if they are its first, which then has no hole", () => {
+    const tall = part("z", "", "backward", { size: [200, 300] }); // above the counterpart of the first row
+    const high = groups.map((group) => (group.id === "B" ? { ...group, boxes: [...group.boxes, tall], layers: [...(group.layers ?? []), [5]], edges: [...(group.edges ?? []), [[4, 5], ""] as EdgeData] } : group));
+    const tops = (made: Scene): number => {
+      const at = new Map(made.arrange(Infinity, 2000).frames.map(({ box: { id }, y }) => [id, y]));
+      return (at.get("a") ?? 0) - (at.get("m") ?? 0);
+    };
+    const usual = tops(new Scene("r", groups, ["r", "F", "B", "m"]));
+    const made = new Scene("r", high, ["r", "F", "B", "m"]);
+    expect(tops(made)).toBe(usual);
+    const at = middles(made);
+    expect(at.get("h")).toBeCloseTo(at.get("a") ?? 0);
+  });
+
+  it("of two boxes are at the height of the upper counterpart, although their middles differ a little", () => {
+    const pair: GroupData[] = [
+      groups[0] ?? { id: "r", boxes: [] },
+      { id: "F", boxes: [part("q", "q", "forward", { size: [200, 64] }), part("p", "p", "forward")], layers: [[0, 1]], edges: [] },
+      { id: "B", boxes: [part("v", "q", "backward"), part("u", "", "backward", { size: [200, 250] }), part("t", "p", "backward")], layers: [[0], [1], [2]], edges: [[[0, 1], ""], [[1, 2], ""]], flip: true },
+    ];
+    const at = middles(new Scene("r", pair, ["r", "F", "B"]));
+    expect(at.get("t")).toBeCloseTo(at.get("p") ?? 0);
+  });
+
   it("keep their position when a box in the other lane is closed", () => {
     const made = new Scene("r", groups, ["r", "F", "B", "m"]);
     const before = middles(made);
@@ -174,6 +206,45 @@ describe("saved activations", () => {
       return keptBands(kept, 2 ** 27, made, moved)[0]?.querySelectorAll("text").length ?? 0;
     };
     expect([words(0), words(400)]).toEqual([0, 1]);
+  });
+});
+
+describe("lines out of an open group", () => {
+  it("pass beside the boxes in between, and turn below them", () => {
+    const wide = { size: [200, 44] as [number, number] };
+    const made = new Scene("r", [
+      { id: "r", row: true, boxes: [box("F", { kind: "lane", group: 2 })] },
+      { id: "F", boxes: [box("m", { kind: "module", group: 3 }), box("y")], layers: [[0], [1]], edges: [[[0, 1], "", 1, [7]]] },
+      { id: "m", boxes: [box("u", wide), box("v", wide), box("w", wide)], layers: [[0, 1], [2]], edges: [[[0, 2], ""], [[1, 2], ""]], gives: [[0, [7]]] },
+    ], ["r", "F", "m"]);
+    const { frames, lines } = made.arrange(Infinity, 2000);
+    const at = new Map(frames.map((frame) => [frame.box.id, frame]));
+    const [u, w] = [at.get("u"), at.get("w")];
+    const points = lines.find(({ from }) => from === "m")?.points ?? [];
+    const middle = (u?.x ?? 0) + 100;
+    expect(middle).toBeLessThan(w?.x ?? 0); // the way is free, but a curve to the middle of the frame would not be
+    expect(points[0]).toEqual([middle, (u?.y ?? 0) + 44]);
+    const straight = points.filter(([x]) => x === middle);
+    expect(straight.at(-1)?.[1]).toBeGreaterThan((w?.y ?? 0) + 44);
+  });
+});
+
+describe("titles of lanes", () => {
+  const frames = [
+    { box: box("F", { kind: "lane", label: "Forward", sub: "6 ops" }), x: 0, y: 0, width: 400, height: 1000, open: true, parent: "r" },
+    { box: box("B", { kind: "lane", label: "Backward", sub: "not reached: loss.backward()", phase: "backward" }), x: 408, y: 0, width: 400, height: 300, open: true, parent: "r" },
+  ];
+  const shown = (y: number): (string | null)[] => {
+    const camera = { view: { x: 12, y, k: 1 }, width: 1000 } as Camera;
+    const titles = new LaneTitles(camera);
+    titles.draw(frames);
+    return [...titles.element.children].map((each) => each.textContent);
+  };
+
+  it("are at the edge of the view while their lane's top is above it", () => {
+    expect(shown(12)).toEqual([]);
+    expect(shown(-100)).toEqual(["Forward6 ops", "Backwardnot reached"]);
+    expect(shown(-400)).toEqual(["Forward6 ops"]); // the other lane has ended
   });
 });
 

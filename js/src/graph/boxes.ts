@@ -94,13 +94,14 @@ export class BoxDrawing {
     const lane = box.kind === "lane";
     const still = lane && !frame.rail; // cannot be clicked
     const kind = lane ? "lane" : open ? "open" : box.kind === "module" || box.kind === "step" ? "group" : box.kind === "output" ? "input" : box.kind;
+    const phase = ` lz-phase-${box.phase}${lane && !box.group ? " lz-missed" : ""}`;
     this.#label = svg("text", { class: lane ? "lz-lane-title" : open ? "lz-frame-title" : "lz-label" });
     this.#sub = open && !lane ? null : svg("text", "lz-sub");
     this.#third = lane || open || height < 60 ? null : svg("text", "lz-sub");
     this.element = still
-      ? svg("g", { class: `lz-lane lz-phase-${box.phase}`, "data-lane": box.phase })
+      ? svg("g", { class: `lz-lane${phase}`, "data-lane": box.phase })
       : svg("g", {
-          class: `lz-box lz-${kind} lz-phase-${box.phase}${box.layer ? ` lz-layer-${box.layer}` : ""}`,
+          class: `lz-box lz-${kind}${phase}${box.layer ? ` lz-layer-${box.layer}` : ""}`,
           "data-box": box.id,
           "data-node": box.id,
           "data-kind": box.kind,
@@ -245,7 +246,7 @@ export class BoxDrawing {
     // If there is only one row, further text is at its end.
     const style = box.kind === "op" ? "mono" : "bold";
     const name = lines === 1 ? nameOf(box) : box.label;
-    const aside = rows !== 1 || lines < 2 ? "" : box.kind === "op" ? (this.#number.startsWith("0 B") ? (box.sub.split(" · ").at(-1) ?? "") : this.#number.replace(/ (at peak|now|allocated|projected)$/, "")) : pill ? box.sub : "";
+    const aside = rows !== 1 || lines < 2 ? "" : box.kind === "op" ? this.#number.replace(/ (at peak|now|allocated|projected)$/, "") : pill ? box.sub : "";
     const short = pill ? (aside.split(" · ")[0] ?? "") : aside;
     const taken = short ? short.length * charWidth(small) + 8 : 0; // the name has priority over further text
     const fitted = lines ? cut(box.given ? `${name} failed` : name, Math.max(room - taken, room * 0.6), size, style) : "";
@@ -297,7 +298,7 @@ export class BoxDrawing {
     this.#put(this.#label, title, start, size * 0.36 - width / 2, size);
     this.#label.setAttribute("transform", "rotate(90)");
     const used = charWidth(size, "bold") * title.length + 8;
-    const words = lines === 2 ? cut([syncsOf(box), box.sub, this.#number].filter(Boolean).join(" · "), room - used, SUB * grow) : "";
+    const words = lines === 2 ? cut([syncsOf(box), box.sub, box.group && this.#number].filter(Boolean).join(" · "), room - used, SUB * grow) : "";
     if (!words) return;
     const sub = svg("tspan", { class: "lz-sub", dx: 8 }, words);
     sub.style.fontSize = `${SUB * grow}px`;

@@ -77,7 +77,7 @@ export class GraphView {
       {
         class: "lz-graph",
         role: "group",
-        "aria-label": "Recorded graph. Arrow keys follow the edges, Enter opens and closes a group, Escape closes the enclosing group",
+        "aria-label": "Recorded graph. Arrow keys follow the edges, Enter opens and closes a group, Escape closes the outer group",
         tabindex: -1,
       },
       this.#content,

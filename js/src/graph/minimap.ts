@@ -1,7 +1,9 @@
 // Minimap: the whole picture with the visible part marked. It appears after the first movement, if a part is hidden.
+// With it are the titles of lanes whose top is out of view.
 
 import type { Camera } from "./camera";
 import { on, svg } from "../page/dom";
+import { LaneTitles } from "./lane-titles";
 import type { Arrangement, Frame } from "../model/open-groups-and-layout";
 
 const MOST = [150, 110] as const;
@@ -14,12 +16,14 @@ export class Minimap {
   readonly #groups = svg("path", "lz-map-groups");
   readonly #boxes = svg("path", "lz-map-boxes");
   readonly #seen = svg("rect", "lz-map-seen");
+  readonly #titles: LaneTitles;
   #scale = 1;
 
   readonly #camera: Camera;
 
   constructor(camera: Camera) {
     this.#camera = camera;
+    this.#titles = new LaneTitles(camera);
     this.element.append(this.#groups, this.#boxes, this.#seen);
     const go = (event: PointerEvent): void => {
       const { left, top } = this.element.getBoundingClientRect();
@@ -41,10 +45,13 @@ export class Minimap {
     this.element.setAttribute("height", (height * this.#scale).toFixed(1));
     this.#groups.setAttribute("d", outline(frames.filter((frame) => frame.open)));
     this.#boxes.setAttribute("d", outline(frames.filter((frame) => !frame.open)));
+    this.element.before(this.#titles.element);
+    this.#titles.draw(frames);
     this.follow();
   }
 
   follow(): void {
+    this.#titles.follow();
     const { view, width, height, picture } = this.#camera;
     // It is not in the first picture, where it would cover boxes.
     const all = !this.#camera.touched || (-view.x <= 0.5 && -view.y <= 0.5 && (width - view.x) / view.k >= picture.width && (height - view.y) / view.k >= picture.height);

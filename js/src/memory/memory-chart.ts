@@ -231,7 +231,7 @@ export class MemoryChart implements Chart {
     const [start, stop] = this.points.range;
     this.#back.hidden = !this.#views.length;
     this.#back.textContent = `Ops ${grouped(start + 1)} to ${grouped(stop)} · back`;
-    this.#back.title = "Back to the previous view (Esc, double-click)";
+    this.#back.title = "Back (Esc, double-click)";
     this.#tellLegend();
     this.#cursor.tell();
   }

@@ -17,6 +17,7 @@ const LEAST_OPEN = 190; // free pixels beside a box that are enough to open it t
 const LEAST_INSIDE = 120; // minimum width of a group's content, in pixels; boxes are cut to fit
 const MOST_GAP = 400; // maximum distance that a row is moved down to align with its backward counterpart
 const MOST_PAIRS = 100; // maximum number of modules that are aligned with their backward counterparts
+const SAME_ROW = 20; // vertical distance of the middles of boxes in different rows, at least
 const MOST_ENDS = 3; // maximum number of ends of one line in an open group
 const STACKED_HEIGHT = 1600; // lanes higher than this stay side by side, because stacked lanes would be out of sight
 
@@ -273,7 +274,7 @@ export class Scene {
     for (const { group, box } of order.reverse()) {
       let sizes = group.boxes.map((child) => size.get(child.id) ?? child.size ?? CLOSED);
       if (group.row) {
-        [, sizes] = laneRows(this.#narrowed(group, sizes, seen - 2 * paddingOf(box)[0]), room);
+        [, sizes] = laneRows(this.#narrowed(group, sizes, seen), room);
         group.boxes.forEach((child, n) => {
           size.set(child.id, sizes[n] ?? CLOSED);
           this.#press(child, size);
@@ -335,15 +336,18 @@ export class Scene {
       for (const key of keys) done.add(key);
       const lower = middle(one) - middle(other);
       if (Math.abs(lower) > MOST_GAP) continue; // keeping boxes in view matters more
-      const [id, row] = (lower > 0 ? other : one).rows.at(-1) ?? ["", 0];
+      const { rows } = lower > 0 ? other : one;
+      // The frame around a first row moves as a whole, so that it has no hole.
+      const [id, row] = rows.findLast(([, n]) => n) ?? rows[0] ?? ["", 0];
       const gaps = this.#gaps.get(id) ?? [];
       gaps[row] = (gaps[row] ?? 0) + Math.abs(lower);
       this.#gaps.set(id, gaps);
     }
   }
 
-  /** The sizes of lanes that fit into `seen` visible pixels. */
+  /** The sizes of lanes that fit into `seen` visible pixels, with the frames around them. */
   #narrowed(row: GroupData, sizes: readonly Size[], seen: number): Size[] {
+    for (let at = this.#parents.get(row.id); at; at = this.#parents.get(at)) seen -= 24; // their padding
     const phases = row.boxes.map(({ phase }) => phase);
     const total = sizes.reduce((all, [wide]) => all + wide + LANE_GAP, -LANE_GAP);
     if (total <= seen) return [...sizes];
@@ -396,7 +400,7 @@ export class Scene {
       const [wide, tall] = usual ?? box.size ?? CLOSED;
       return [Math.min(wide, limit), tall];
     });
-    if (group.row) [, sizes] = laneRows(this.#narrowed(group, sizes, seen - 2 * side), room);
+    if (group.row) [, sizes] = laneRows(this.#narrowed(group, sizes, seen), room);
     let { layers = [], edges = [] } = group;
     let placed = placeOf(group, sizes, room);
     if (placed.width > limit + 0.5 && !group.row) {
@@ -517,15 +521,19 @@ function onlyOnes(boxes: readonly InRow[] = []): Map<string, InRow> {
   return new Map([...found].filter(([, { name }]) => name));
 }
 
-/** The longest subsequence of these pairs, which are sorted by the first element, that is also sorted by the second. */
-function ascending(pairs: readonly (readonly [InRow, InRow])[]): (readonly [InRow, InRow])[] {
-  const sorted = [...pairs].sort((a, b) => a[0].middle - b[0].middle).slice(0, MOST_PAIRS);
-  const best: (readonly [InRow, InRow])[][] = [];
-  for (const pair of sorted) {
-    const before = best.filter((run) => (run.at(-1)?.[1].middle ?? 0) < pair[1].middle);
-    best.push([...before.reduce<(readonly [InRow, InRow])[]>((most, run) => (run.length > most.length ? run : most), []), pair]);
-  }
-  return best.reduce<(readonly [InRow, InRow])[]>((most, run) => (run.length > most.length ? run : most), []);
+type Pair = readonly [InRow, InRow];
+
+const longest = (runs: readonly Pair[][]): Pair[] => runs.reduce((most, run) => (run.length > most.length ? run : most), []);
+
+/**
+ * The longest subsequence of these pairs, which are sorted by the first element, that is also sorted by the second.
+ * Boxes of one row, whose middles can differ by some pixels, are in the order of their counterparts.
+ */
+function ascending(pairs: readonly Pair[]): Pair[] {
+  const sorted = [...pairs].sort(([a, c], [b, d]) => ((a.middle - b.middle) / SAME_ROW) | 0 || c.middle - d.middle).slice(0, MOST_PAIRS);
+  const best: Pair[][] = [];
+  for (const pair of sorted) best.push([...longest(best.filter((run) => (run.at(-1)?.[1].middle ?? 0) < pair[1].middle)), pair]);
+  return longest(best);
 }
 
 /** The x coordinate where the title of an open group ends. */
@@ -537,9 +545,9 @@ function beside([start, from]: Size, [x, y]: Size, within: Frame | undefined, bo
   const free = (at: number): boolean => between.every((box) => at < box.x - 4 || at > box.x + box.width + 4);
   const crosses = (at: number): boolean => within !== undefined && Math.abs(from - within.y) < 1 && Math.min(at, start) < titleEnd(within);
   const below = (at: number): Size[] => (crosses(at) ? [[start, from + 26]] : []); // the title
-  if (free(x)) return below(x);
+  if (!between[0]) return below(x);
   const far = (at: number): number => Math.abs(at - x) + (crosses(at) ? 1e4 : 0);
-  const [at] = between.flatMap((box) => [box.x - 8, box.x + box.width + 8]).filter((at) => free(at) && within && at > within.x && at < within.x + within.width).sort((a, b) => far(a) - far(b));
+  const [at] = [x, ...between.flatMap((box) => [box.x - 8, box.x + box.width + 8])].filter((at) => free(at) && within && at > within.x && at < within.x + within.width).sort((a, b) => far(a) - far(b));
   if (at === undefined) return [];
   const ends: Size[] = [[at, Math.min(...between.map((box) => box.y)) - 6], [at, Math.max(...between.map((box) => box.y + box.height)) + 6]];
   return from < y ? [...below(at), ...ends] : ends.reverse();

@@ -38,7 +38,7 @@ export function fetchDeferredPart(model: Model, failed: (why: string) => void): 
     (import(url) as Promise<Part>)
       .then(provideDeferredPart, (error: unknown) => {
         asked = false;
-        failed(`The page cannot load the widget's deferred part: ${String(error)}`);
+        failed(`Cannot load the widget's deferred part: ${String(error)}`);
       })
       .finally(() => {
         URL.revokeObjectURL(url);

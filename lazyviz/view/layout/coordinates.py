@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ LEAST_WIDTH = 216.0  # minimum content width of an open group
 BESIDE = 12.0  # space at both ends of text along an edge
 MOST_ENDS = 3  # maximum ends of one edge in an open group
 MATCHING = ("forward", "backward")  # phases of lanes whose rows match
+Point = tuple[float, float]
+Area = tuple[float, float, float, float]  # left, top, right, bottom
 STACKED_HEIGHT = 1600.0  # taller lanes stay side by side, because stacked ones would be out of sight
 
 
@@ -182,7 +185,8 @@ def _located(
             drawn.append((box, _lines(scene, box, result, rects, left, top, words=not across)))
     width, height = size[root.id]
     at = {frame.box: frame for frame in frames}
-    reaching = [line for box, lines in drawn for line in _reaching(box, lines, at)]
+    areas = _areas(frames)
+    reaching = [line for box, lines in drawn for line in _reaching(box, lines, at, areas)]
     return Arrangement(frames, reaching, width, height)
 
 
@@ -355,21 +359,63 @@ def _beside(points: Sequence[tuple[float, float]], shape: str, *, flip: bool) ->
     return (x + SIZE if next_x < x - 1 else x - 4.0), (y - along if flip else y + along), shape
 
 
-def _reaching(box: Box, lines: list[Line], frames: dict[Box, Frame]) -> list[Line]:
-    """The edges of a group, extended into open groups, from the producer of a tensor to its reader."""
+def _reaching(
+    box: Box, lines: list[Line], frames: dict[Box, Frame], areas: Mapping[Box | None, Sequence[Area]]
+) -> list[Line]:
+    """The edges of a group, extended into open groups, from the producer of a tensor to its reader, around
+    the ``areas`` of boxes.
+    """
     flip = _up(box)
     result: list[Line] = []
     for line, ((a, b), values) in zip(lines, box.edges.items(), strict=True):
         ids = {value.id for value in values[:MOST_VALUES]}
         makers = [each for each in _ends(a, ids, frames, leaving=True) if each.box is not a]
         readers = [each for each in _ends(b, ids, frames, leaving=False) if each.box is not b]
-        leaving = [(each.x + each.width / 2, each.y if flip else each.y + each.height) for each in makers]
-        entering = [(each.x + each.width / 2, each.y + each.height if flip else each.y) for each in readers]
         first, last = line.points[0], line.points[-1]
-        result.append(Line([*leaving[:1], *line.points, *entering[:1]], line.label, line.at, line.width))
-        result += [Line([point, first], line.label, None, line.width, tip=False) for point in leaving[1:]]
-        result += [Line([last, point], line.label, None, line.width) for point in entering[1:]]
+        leaving = [_way(first, each, frames, areas, above=flip)[::-1] for each in makers]
+        entering = [_way(last, each, frames, areas, above=not flip) for each in readers]
+        points = [*itertools.chain(*leaving[:1]), *line.points, *itertools.chain(*entering[:1])]
+        result.append(Line(points, line.label, line.at, line.width))
+        result += [Line([*way, first], line.label, None, line.width, tip=False) for way in leaving[1:]]
+        result += [Line([last, *way], line.label, None, line.width) for way in entering[1:]]
     return result
+
+
+def _areas(frames: Sequence[Frame]) -> dict[Box | None, list[Area]]:
+    """The rectangles of the boxes in each group."""
+    areas: dict[Box | None, list[Area]] = {}
+    for frame in frames:
+        area = frame.x, frame.y, frame.x + frame.width, frame.y + frame.height
+        areas.setdefault(frame.box.parent, []).append(area)
+    return areas
+
+
+def _way(
+    start: Point,
+    end: Frame,
+    frames: Mapping[Box, Frame],
+    areas: Mapping[Box | None, Sequence[Area]],
+    *,
+    above: bool,
+) -> list[Point]:
+    """The points of a line from the border of an open group to a box inside it, around what is in between."""
+    x, y = end.x + end.width / 2, end.y if above else end.y + end.height
+    low, high = sorted((start[1], y))
+    around = frames.get(end.box.parent) if end.box.parent is not None else None
+    between = [area for area in areas.get(end.box.parent, ()) if low < area[1] and area[3] < high]
+    if not between or around is None:
+        return [(x, y)]
+
+    def free(at: float) -> bool:
+        inside = around.x < at < around.x + around.width
+        return inside and all(at < left - 4 or at > right + 4 for left, _, right, _ in between)
+
+    sides = [side for left, _, right, _ in between for side in (left - 8, right + 8)]
+    found = sorted((at for at in (x, *sides) if free(at)), key=lambda at: abs(at - x))
+    if not found:
+        return [(x, y)]
+    bends = [(found[0], min(area[1] for area in between) - 6), (found[0], max(a[3] for a in between) + 6)]
+    return [*(bends if start[1] < y else bends[::-1]), (x, y)]
 
 
 def _ends(box: Box, ids: set[int], frames: dict[Box, Frame], *, leaving: bool) -> list[Frame]:

@@ -6,6 +6,7 @@ The same as ``#align`` in ``js/src/model/open-groups-and-layout.ts``.
 from __future__ import annotations
 
 import bisect
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from ..scene.boxes import Box
 from .layered_layout import Placed
 
 MOST_GAP = 400.0  # maximum pixels that a row is moved down
+SAME_ROW = 20.0  # minimum vertical distance of the middles of boxes in different rows
 MOST_PAIRS = 100  # maximum modules aligned with their backward counterparts
 _RANGE = re.compile(r"(\d+)–(\d+)")
 
@@ -92,7 +94,9 @@ def match_rows(groups: dict[str, Group], forward: Box, backward: Box, size: Call
         done.update(last)
         lower = _middle(gaps, one) - _middle(gaps, other)
         if abs(lower) <= MOST_GAP:
-            row = last[1] if lower > 0 else last[0]
+            rows = (other if lower > 0 else one).rows
+            # The frame around a first row moves as a whole, so that it has no hole.
+            row = next((each for each in reversed(rows) if each[1]), rows[0])
             gaps.added[row] = gaps.added.get(row, 0.0) + abs(lower)
     return gaps
 
@@ -129,8 +133,16 @@ def _single(boxes: Iterator[InRow]) -> list[InRow]:
 
 
 def _ascending(pairs: list[tuple[InRow, InRow]]) -> list[tuple[InRow, InRow]]:
-    """The longest subsequence of these pairs, sorted by first element, that is also sorted by second."""
-    pairs = sorted(pairs, key=lambda pair: pair[0].middle)[:MOST_PAIRS]
+    """The longest subsequence of these pairs, sorted by first element, that is also sorted by second.
+
+    Boxes of one row, whose middles can differ by some pixels, are in the order of their counterparts.
+    """
+
+    def order(one: tuple[InRow, InRow], other: tuple[InRow, InRow]) -> int:
+        (a, c), (b, d) = one, other
+        return int((a.middle - b.middle) / SAME_ROW) or (c.middle > d.middle) - (c.middle < d.middle)
+
+    pairs = sorted(pairs, key=functools.cmp_to_key(order))[:MOST_PAIRS]
     ends: list[float] = []  # for each length, the least final second element
     runs: list[list[tuple[InRow, InRow]]] = []
     for pair in pairs:

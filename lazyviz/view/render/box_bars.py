@@ -78,10 +78,7 @@ class ShownNumbers:
         return self.by != "peak" or before != after
 
     def short(self, box: Box) -> str:
-        """The number without its meaning, for the row of an op; "" if there is none."""
-        pair = self._pair(box)
-        if self.by in ("peak", "memory") and not self._amount(box) and pair[0] == pair[1]:
-            return ""
+        """The number without its meaning, for the row of an op."""
         text = self.text(box)
         for end in (" at peak", " allocated", f" {self.note.name}" if self.note is not None else "\0"):
             text = text.removesuffix(end)

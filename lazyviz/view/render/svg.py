@@ -38,6 +38,7 @@ WIDTH = 900.0
 MARGIN = 20.0
 FLATTEST = 1.9  # aspect ratio of a figure whose data flows to the right: about that of a slide
 CHART_HEIGHT = 230.0
+LEAST_WIDTH, LEAST_CHART = 520.0, 700.0  # of a figure: for the scale of its bars, for the memory chart
 MIN_SCALE = 0.85  # lanes that would be scaled below this are placed in a second row
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
 MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
@@ -191,6 +192,8 @@ def _body(
         if across:  # not scaled
             picture = folded(picture, FLATTEST, CHART_HEIGHT if "memory" in figure.show else 0.0)
             wide = max(WIDTH, round(picture.width + 2 * MARGIN))
+        elif asked is not None:
+            wide = min(WIDTH, max(picture.width + 2 * MARGIN, _least_width(asked)))
         scale = min(1.0, (wide - 2 * MARGIN) / picture.width)
         left = (wide - picture.width * scale) / 2
         parts.append(f'<g transform="translate({left:.1f},{top:.1f}) scale({scale:.4f})">')
@@ -207,6 +210,12 @@ def _body(
         chart, top = _chart(memory, top, wide)
         parts += chart
     return parts, top, wide
+
+
+def _least_width(figure: Figure) -> float:
+    """The width that a figure needs for its texts: the narrower it is, the larger is its type in a column."""
+    title = len(figure.title) * char_width(17, bold=True) + 2 * MARGIN
+    return round(max(title, LEAST_WIDTH, LEAST_CHART if "memory" in figure.show else 0.0))
 
 
 def _figure_title(figure: Figure) -> tuple[list[str], float]:
@@ -322,9 +331,10 @@ def _frame(frame: Frame) -> str:
         frame.width,
         frame.height,
         fill=_INK,
-        stroke=_FAINT if lane else "#cfd6df",
+        stroke=_FAINT if lane and frame.box.children else "#cfd6df",
         radius=10,
-        extra=f' fill-opacity="{0.012 if lane else 0.04}"',
+        extra=f' fill-opacity="{0.012 if lane else 0.04}"'
+        + ("" if frame.box.children else ' stroke-dasharray="4 4"'),
     )
 
 
@@ -394,10 +404,7 @@ def _closed(frame: Frame, scene: Scene, picture: Arrangement, numbers: ShownNumb
     if box.kind == "op":
         stroke, dash = numbers.outline(box, "#b9c3cd")
         parts.append(_rect(x, y, w, h, fill=_CARD, stroke=stroke, extra=dash))
-        aside = numbers.short(box) if numbers.tells(box) else ""
-        if not aside and numbers.by in ("peak", "memory"):  # other numbers are not mixed with bytes
-            aside = subtitle.rpartition(" · ")[2]
-        parts += _one_row(box, x + 11, y, w - 21, h - 4, aside)
+        parts += _one_row(box, x + 11, y, w - 21, h - 4, numbers.short(box))
         return "".join([*parts, *_bar(numbers, box, x + 10, y + h - 5, w - 22, 3)])
     if is_small_ops(box):
         return "".join(

@@ -10,7 +10,7 @@ from typing import Any
 from ...graph.ir import Value
 from ..layout.text_width import width
 from .boxes import Box, module_facts
-from .small_ops import is_dropout, is_small_ops
+from .small_ops import is_dropout, is_line, is_small_ops
 
 SMALL = 0.01  # fraction of the peak below which a module's card has no bar
 FEW_GRADIENTS = 2  # up to this many (weight and bias), the largest one is shown instead of a count
@@ -119,7 +119,8 @@ def card(box: Box, held: int, peak: int, through: str, sub: str = "") -> dict[st
     if small and kind in ("activation", "dropout") and box.repeats == 1:
         height = CARD_HEIGHTS[0]
     else:
-        height = CARD_HEIGHTS[1] if small and box.kind == "module" and box.name else CARD_HEIGHTS[2]
+        compact = small and box.kind == "module" and (box.name or is_line(box))
+        height = CARD_HEIGHTS[1] if compact else CARD_HEIGHTS[2]
     name = width(box.label) * 8.6 + (width(facts.kind) * 8.6 + 8 if facts is not None else 0) + 12
     counted = f"{box.calls} calls" if box.calls > 1 else f"×{box.repeats}" if box.repeats > 1 else ""
     badge = len(counted) * 6.6 + 20 if counted else 0

@@ -216,8 +216,14 @@ def is_of_numbers(value: Value) -> bool:
 
 def module_facts(box: Box) -> ModuleFacts | None:
     """Facts about the module that ``box`` represents; for several similar modules, about the first."""
-    while box.children and box.repeats > 1 and not box.calls > 1 and box.children[0].name:
-        box = box.children[0]
+    while box.children and box.repeats > 1 and not box.calls > 1:
+        first = box.children[0]
+        # One of several rounds with a single module, such as a residual block and the sum after it.
+        named = [child for child in first.children if child.name] if first.kind == "step" else []
+        first = named[0] if len(named) == 1 else first
+        if not first.name:
+            break
+        box = first
     if not box.name:
         return None
     base = root_parts(box.root)[:1]

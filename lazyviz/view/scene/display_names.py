@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ...graph.ir import Graph, Node, Value
 from .boxes import Box
 from .dataflow import Reads
+from .small_ops import is_line, is_small_ops
 
 _NUMBERS = re.compile(r"\d+(–\d+)?")  # of an item in a list, or of several
 
@@ -122,8 +123,9 @@ class Result:
 def add_results(graph: Graph, reads: Reads, box_of: list[Box | None]) -> dict[int, Result]:
     """Add a box for each named result after the op that creates it; returns results by value id.
 
-    If the op is a direct child of its lane and its results are read there, its label gets the names
-    instead: ``x = randn``.
+    If the op is a direct child of its lane and its results are read there, or if it is folded with other
+    small ops, its label gets the names instead: ``x = randn``.  There is no box, either, if the op is in a
+    box of its line of code, which says the name.
     """
     read: set[tuple[int, Box]] = set()
     for index, found in enumerate(reads):
@@ -137,17 +139,22 @@ def add_results(graph: Graph, reads: Reads, box_of: list[Box | None]) -> dict[in
         if maker is None or node.phase not in ("forward", "other"):
             continue
         named = [value for value in node.outputs if _is_result(value, node)]
+        if not named:
+            continue
         lane = lane_of(maker)
-        if named and maker.parent is lane and all((value.id, lane) in read for value in named):
+        place = _in_lane(maker, lane)
+        assert place is not None  # it is in the lane
+        here = all((value.id, lane) in read for value in named)
+        if is_small_ops(place) or (maker is place and here):
             maker.label = f"{', '.join(value.name for value in named)} = {maker.label}"
             continue
+        if here and is_line(place):
+            continue  # the line says its name
         for value in named:
             box = Box("output", value.name, lane.phase, lane)
             box.values = (value,)
             box.key = node.index
             results[value.id] = Result(maker, box)
-            place = _in_lane(maker, lane)
-            assert place is not None  # it is in the lane
             after.setdefault(place, []).append(box)
     for within in {result.box.parent for result in results.values()}:
         assert within is not None  # a lane

@@ -34,9 +34,9 @@ from .dataflow import (
     updates,
 )
 from .display_names import Result, add_results, lane_of, names_by_round, tell_apart
-from .loop_frames import name_loops
+from .loop_frames import group_rounds, name_loops
 from .module_calls import Calls, merge_calls
-from .rejected_op_box import find_error, makers_of, open_error
+from .rejected_op_box import add_unreached_lanes, find_error, makers_of, open_error
 from .repeat_folding import (
     UPDATES,
     chunk,
@@ -88,6 +88,7 @@ def build_hierarchy(graph: Graph, *, views: bool = False, drawn: Hierarchy | Non
     _name_updates(root)
     show_one_step(root)
     fold_small_ops(root, graph)
+    _join_parameter_groups(root)
     opened, beside = _open_models(root)
     tell_apart(root, opened)
     _name_parts(root, opened, beside)
@@ -96,6 +97,7 @@ def build_hierarchy(graph: Graph, *, views: bool = False, drawn: Hierarchy | Non
     failed_box = find_error(root)
     if failed_box is not None:
         opened += open_error(failed_box, graph, box_of, box_of_value)
+    add_unreached_lanes(root, graph)
     _cut_and_number(root)
     hierarchy = Hierarchy(graph, root, {}, box_of, box_of_value, reads, behind, drawn_of)
     _join(hierarchy, results)
@@ -297,6 +299,8 @@ def _simplify(root: Box) -> None:
             alike = _NUMBER.sub("*", box.name)
             own = (child.shape_hash for child in box.children if not is_gradient_sum(child))
             box.shape_hash = hash((alike, *own))
+        if box.kind == "root" and box.children:
+            group_rounds(box)
         if box.kind != "root" or all(child.kind == "step" for child in box.children):
             box.children = fold_repeats(box)
         count(box)
@@ -306,8 +310,44 @@ def _name_updates(root: Box) -> None:
     """Label folded parameter updates with the user's line: ``optG.step()`` and ``optD.step()``."""
     for box in _bottom_up(root):
         if box.repeats > 1 and box.label == UPDATES:
-            lines = {node.source for node in _nodes(box)}
-            box.label = (step_on(lines.pop()) if len(lines) == 1 else "") or UPDATES
+            box.label = _line_of_call(box) or UPDATES
+
+
+def _line_of_call(box: Box) -> str:
+    """``"opt.step()"`` if all ops of ``box`` are at that line, else ``""``."""
+    lines = {node.source for node in _nodes(box)}
+    return step_on(lines.pop()) if len(lines) == 1 else ""
+
+
+def _join_parameter_groups(root: Box) -> None:
+    """Draw the parameter groups of one call of an optimizer's ``step()`` as one box.
+
+    The children of a lane are in topological order, so merging adjacent ones never creates a cycle.
+    """
+    for lane in _bottom_up(root):
+        if lane.kind == "lane" and lane.phase == "optimizer" and len(lane.children) > 1:
+            calls = itertools.groupby(lane.children, key=_call_of)
+            lane.children = [_one_call(lane, list(boxes), call) for call, boxes in calls]
+
+
+def _call_of(box: Box) -> object:
+    """What the groups of one call of ``step()`` have in common: the line, and the lines that called it."""
+    node = next(_nodes(box), None)
+    return (node.source, node.callers) if node is not None and box.is_group and _line_of_call(box) else box
+
+
+def _one_call(lane: Box, boxes: list[Box], call: object) -> Box:
+    """One box for the parameter groups that one call of ``step()`` updates."""
+    if len(boxes) == 1:
+        return boxes[0]
+    whole = Box("module", _line_of_call(boxes[0]), lane.phase, lane, ("update", call))
+    whole.children = boxes
+    for box in boxes:
+        box.parent = whole
+        box.label = UPDATES if box.label == whole.label else box.label
+    count(whole)
+    whole.shape_hash = hash(tuple(box.shape_hash for box in boxes))
+    return whole
 
 
 def _nodes(box: Box) -> Iterator[Node]:
@@ -377,6 +417,7 @@ def _open_lane(lane: Box, forward: dict[str, bool], beside: dict[str, str]) -> l
             for child in group.children
             if child.kind == "module"
             and child not in frames
+            and not is_small_ops(child)
             and (child.repeats == child.calls == 1 or (framed and _is_calls(child, group, lane)))
             and any(grandchild.is_group for grandchild in child.children)
             and total + _shown(child) - 1 <= _most_boxes(lane, child, group, forward)

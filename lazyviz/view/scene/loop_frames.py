@@ -10,10 +10,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from ...graph.ir import Graph, Node, SourceLine
 from .boxes import Box
-from .repeat_folding import count, fold_equal, fold_rest
+from .repeat_folding import count, fold_equal, fold_repeats, fold_rest
 
 Place = tuple[str, int]  # a loop's statement: file and line
 MOST_CHARS = 60
+ROUND = "round"  # of an outer loop
 CARD_CHARS = 32  # characters that fit on a closed card
 _LOOP = re.compile(r"\s*((?:async\s+)?for\s.+|while\s.+)")
 _OUTSIDE = re.compile(r"\s*(?:async\s+)?(?:def|class)\s")
@@ -38,6 +39,45 @@ def name_loops(root: Box, graph: Graph) -> None:
         if box.kind == "step" and box.repeats == 1 and box.children[0].kind == "step":
             box.children = _framed(box, loops[box], loops)
         stack.extend(box.children)
+
+
+def group_rounds(root: Box) -> None:
+    """Put the training steps of each round of an outer loop, such as an epoch, into one box.
+
+    A step with ops of the outer loop before or after the inner one, such as drawing a permutation or a
+    validation, begins or ends a round.  Otherwise equal steps would be folded across rounds.
+    """
+    steps = root.children
+    inner = _loops_of(steps[0], ()) if len(steps) > 2 and steps[0].kind == "step" else ()
+    if len(inner) < 2 or any(step.kind != "step" or _loops_of(step, ()) != inner for step in steps):
+        return
+    rounds: list[list[Box]] = []
+    ended = True
+    for step in steps:
+        nodes = sorted(_nodes(step), key=lambda node: node.index)
+        if ended or _is_between(nodes[0], inner):
+            rounds.append([])
+        rounds[-1].append(step)
+        ended = _is_between(nodes[-1], inner)
+    if 1 < len(rounds) < len(steps):
+        root.children = [_one_round(root, n, members, inner[1:]) for n, members in enumerate(rounds, 1)]
+
+
+def _is_between(node: Node, loops: Sequence[Place]) -> bool:
+    """Whether ``node`` runs between two runs of the innermost of ``loops``, in a round of the next one."""
+    around = {place for line in _lines(node, own=True) for place in _loops_around(line)}
+    return loops[0] not in around and loops[1] in around
+
+
+def _one_round(root: Box, number: int, steps: list[Box], loops: tuple[Place, ...]) -> Box:
+    box = Box("step", f"step {number}", steps[0].phase, root, (ROUND, number, loops))
+    box.children = steps
+    for step in steps:
+        step.parent = box
+    box.shape_hash = hash(tuple(step.shape_hash for step in steps))
+    box.children = fold_repeats(box)
+    count(box)
+    return box
 
 
 def _name_steps(box: Box, outside: Sequence[Place], loops: dict[Box, tuple[Place, ...]]) -> None:
@@ -117,6 +157,9 @@ def _loops_of(step: Box, known: Sequence[Place]) -> tuple[Place, ...]:
     if step.repeats > 1 and step.children[0].kind == "step":
         first, last = (_loops_of(step.children[at], known) for at in (0, -1))
         return tuple(place for place in first if place in last)
+    if isinstance(step.key, tuple) and step.key[0] == ROUND:
+        loops: tuple[Place, ...] = step.key[2]
+        return loops
     # The first and last step may also have ops before and after the loop, but only in other lanes.
     lanes = [child for child in step.children if child.kind == "lane"]
     lane = next((lane for lane in lanes if lane.phase == "backward"), step)

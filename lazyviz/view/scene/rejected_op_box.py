@@ -1,18 +1,28 @@
-"""Box of the rejected op, whose error ended the recording: inputs, mismatched sizes, and their origin."""
+"""Box of the rejected op, whose error ended the recording: inputs, mismatched sizes, and their origin; and
+the lanes that the error kept the program from reaching.
+"""
 
 from __future__ import annotations
 
+import linecache
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from ...graph.ir import Graph, Node, RejectedOp, Value
+from ...graph.ir import Graph, Node, Phase, RejectedOp, SourceLine, Value
 from ...graph.modules import facts_of, full_name, module_path, root_parts
 from ...graph.rejected_op_and_mismatched_sizes import clashes
 from .boxes import Box, op_name, rejected_of
 
 LEAST_WIDTH, MOST_WIDTH = 296, 640  # pixels of the card
 SHAPE_CHAR, SHAPE_GAP = 7.3, 18  # pixels: of a character, between two shapes
+MOST_CODE = 16  # characters of a line of code that fit below a lane's title
+_DEF = re.compile(r"\s*(?:async\s+)?def\s")
+_CALLS: dict[Phase, re.Pattern[str]] = {
+    "backward": re.compile(r"\.backward\("),
+    "optimizer": re.compile(r"(?<!scheduler)(?<!sched)\.step\("),
+}
+UNREACHED = "unreached"
 
 
 def find_error(root: Box) -> Box | None:
@@ -24,6 +34,86 @@ def find_error(root: Box) -> Box | None:
             return box
         stack.extend(box.children)
     return None
+
+
+def add_unreached_lanes(root: Box, graph: Graph) -> None:
+    """Add an empty lane for each phase that the program calls in lines that the error kept it from reaching,
+    beside the lanes of the last step.
+    """
+    if graph.raised is None:
+        return
+    group = root
+    while group.children and group.children[-1].kind == "step":
+        group = group.children[-1]
+    lanes = group.children
+    if not lanes or any(lane.kind != "lane" for lane in lanes):
+        return
+    for phase, words in _unreached(graph).items():
+        if all(lane.phase != phase for lane in lanes):
+            after = [at for at, lane in enumerate(lanes) if phase == "optimizer" or lane.phase != "optimizer"]
+            lanes.insert(max(after, default=-1) + 1, Box("lane", phase, phase, group, (UNREACHED, words)))
+
+
+def unreached_words(lane: Box) -> str:
+    """The call that the program did not reach: ``"loss.backward()"``; "" for other lanes."""
+    return lane.key[1] if isinstance(lane.key, tuple) and lane.key[0] == UNREACHED else ""
+
+
+def _unreached(graph: Graph) -> dict[Phase, str]:
+    """The first call of each phase in the lines that would have run after the error."""
+    found: dict[Phase, str] = {}
+    raised, place = graph.raised, graph.place
+    if raised is None or raised.source is None or place is None:
+        return found
+    for frame in (raised.source, *raised.callers):
+        for line in _following(frame, place, is_cell=graph.is_cell):
+            code = line.partition("#")[0].strip()
+            for phase, pattern in _CALLS.items():
+                if phase not in found and (call := pattern.search(code)):
+                    found[phase] = code if len(code) <= MOST_CODE else f"{call[0].lstrip('.')})"
+        if _is_in_block(frame, place):
+            break  # the others called the block
+    return found
+
+
+def _following(frame: SourceLine, place: SourceLine, *, is_cell: bool) -> Iterator[str]:
+    """The lines of a function, of a cell, or of the block at ``place``, from that of ``frame`` to the end."""
+    lines = linecache.getlines(frame.file)
+    start = _def_around(frame)
+    if _is_in_block(frame, place) and not is_cell:
+        start = place.line
+    outer = _indent(lines[start - 1]) if 0 < start <= len(lines) else -1
+    for number in range(frame.line, len(lines) + 1):
+        line = lines[number - 1]
+        if number > frame.line and line.strip() and _indent(line) <= outer:
+            return
+        yield line
+
+
+def _is_in_block(frame: SourceLine, place: SourceLine) -> bool:
+    """Whether the line is one of the block's own, not of a function that it calls."""
+    after = frame.file == place.file and frame.line > place.line
+    return after and _def_around(frame) == _def_around(place)
+
+
+def _def_around(frame: SourceLine) -> int:
+    """The line of the function that ``frame`` is in; 0 if it is not in one."""
+    lines = linecache.getlines(frame.file)
+    if frame.line > len(lines):
+        return 0
+    indent = _indent(lines[frame.line - 1])
+    for number in range(frame.line - 1, 0, -1):
+        line = lines[number - 1]
+        if line.strip() and _indent(line) < indent:
+            indent = _indent(line)
+            if _DEF.match(line):
+                return number
+    return 0
+
+
+def _indent(line: str) -> int:
+    expanded = line.expandtabs()
+    return len(expanded) - len(expanded.lstrip())
 
 
 def views_behind(value: Value, graph: Graph, box_of: list[Box | None]) -> list[Node]:

@@ -24,7 +24,7 @@ from .dataflow import hidden_views
 from .hierarchy import build_hierarchy
 from .plan_protocol import PlanLike
 from .planned_sizes import box_bytes, growing_storages, planned
-from .rejected_op_box import error_json
+from .rejected_op_box import error_json, unreached_words
 from .run_states import States
 
 LANE_WIDEST = 2  # boxes side by side in a lane
@@ -346,6 +346,8 @@ class Scene:
         return f"line {source.line}" if source.cell == own or not source.in_cell else str(source)
 
     def _lane_subtitle(self, lane: Box) -> str:
+        if unreached := unreached_words(lane):
+            return f"not reached: {unreached}"
         text = plural(lane.ops, "op")
         if lane.saves:
             saved = sum(self.planned(value.storage.nbytes, value) for value in lane.saves.values())

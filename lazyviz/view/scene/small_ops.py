@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from ...graph.ir import Graph, Node, SourceLine
 from .boxes import Box, op_name
@@ -11,6 +12,8 @@ from .repeat_folding import count
 
 LEAST = 4  # minimum consecutive ops that are folded
 SMALL = 1 / 500  # maximum size of a small result, as a fraction of the graph's largest tensor
+ASIDE = 1 / 100  # the same for what is computed beside the model, without gradients
+NAMES = 3  # minimum named results for which ops with names are folded
 KEY = "small"
 _DROPOUT = re.compile(r"(empty_like|new_empty) bernoulli_ div_ mul_?")  # the ops of ``F.dropout``
 
@@ -29,9 +32,11 @@ def fold_small_ops(root: Box, graph: Graph) -> None:
     """Fold runs of small ops that are next to something larger.
 
     The children of a group are in topological order, so merging consecutive ones never creates a cycle.
-    Losses, ops with a user-defined name, and failed ops are not folded.
+    Losses, failed ops, and ops with a user-defined name are not folded, except for many named constants
+    before the model is called, such as the noise schedule of a diffusion model.
     """
     largest = max((storage.nbytes for storage in graph.storages if not storage.external), default=0)
+    learned = {node.forward for node in graph.nodes if node.forward is not None}
     stack = [root]
     while stack:
         box = stack.pop()
@@ -40,6 +45,8 @@ def fold_small_ops(root: Box, graph: Graph) -> None:
             _put_counters_away(box)
         if box.kind in ("lane", "module") and box.repeats == 1 and len(box.children) > LEAST:
             box.children = _with_dropouts(box)
+            if box.kind == "lane":
+                box.children = _with_constants(box, largest * ASIDE, learned)
             box.children = _folded(box, largest * SMALL)
 
 
@@ -128,8 +135,38 @@ def _folded(parent: Box, limit: float) -> list[Box]:
     return result
 
 
-def _is_small(node: Node, limit: float) -> bool:
-    if node.state == "failed" or any(value.name for value in node.outputs):
+def _with_constants(lane: Box, limit: float, learned: Collection[Node]) -> list[Box]:
+    """The children of ``lane``, with runs of small named results before the first module folded.
+
+    The ops in ``learned``, which backward ops differentiate, stay.
+    """
+    first = next((at for at, child in enumerate(lane.children) if child.name), 0)
+    result: list[Box] = []
+    for constant, run in itertools.groupby(
+        lane.children[:first],
+        lambda box: (
+            (box.node is not None or is_line(box))
+            and not any(node in learned or not _is_small(node, limit, named=True) for node in _nodes(box))
+        ),
+    ):
+        members = list(run)
+        made = [node for box in members for node in _nodes(box)]
+        names = {value.name for node in made for value in node.outputs if value.name}
+        if constant and len(made) >= LEAST and len(names) >= NAMES:
+            result.append(_group(lane, f"{len(made)} small ops", KEY, members))
+        else:
+            result += members
+    return result + lane.children[first:]
+
+
+def is_line(box: Box) -> bool:
+    """Whether the box stands for the ops of one line, outside of modules."""
+    return isinstance(box.key, tuple) and box.key[0] == "line"
+
+
+def _is_small(node: Node, limit: float, *, named: bool = False) -> bool:
+    """Whether all results of ``node`` are small; those with a user-defined name count if ``named``."""
+    if node.state == "failed" or (not named and any(value.name for value in node.outputs)):
         return False
     name = op_name(node)
     if "loss" in name or "cross_entropy" in name:

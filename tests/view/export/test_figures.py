@@ -133,3 +133,16 @@ def test_show_writes_a_page_and_opens_it_without_running_anything(graph, monkeyp
     path = graph.show()
     assert opened == [path.as_uri()] and "<!doctype html>" in path.read_text(encoding="utf-8")[:40]
     assert graph.pending == len(graph.nodes)
+
+
+def test_a_figure_is_as_narrow_as_its_content_and_op_rows_print_what_they_hold_at_the_peak(tmp_path):
+    x = torch.randn(64, 64, requires_grad=True)
+    with lazyviz.lazy() as graph:
+        loss = ((x * 2).exp() @ x).mean()
+        loss.backward()
+    graph.save(tmp_path / "narrow.svg", show=["forward"], title="Narrow")
+    text = (tmp_path / "narrow.svg").read_text(encoding="utf-8")
+    width = float(text.partition(' width="')[2].partition('"')[0])
+    assert width < 700, "11 pixels of type are at least 7 pt where 482 pt are the width of a page's text"
+    scene_rows = [part.partition("<")[0] for part in text.split(">")]
+    assert "0 B" in scene_rows, "of an op whose result is gone at the peak, as on its bar"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -151,3 +152,32 @@ def test_no_band_runs_behind_a_box(scene):
 
 def test_where_data_flows_to_the_right_there_are_no_bands(scene):
     assert saved_activation_bands(scene, arranged(scene, across=True, matching=True)) == []
+
+
+def test_edges_in_an_open_group_pass_beside_the_boxes_in_between():
+    class Skip(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c, self.d = (nn.Linear(32, 32) for _ in range(4))
+
+        def forward(self, x):
+            first, second = self.a(x), self.b(x)
+            return first, self.d(self.c(first + second))
+
+    net, x = Skip(), torch.randn(4, 32)
+    with lazyviz.lazy("cpu:1GiB") as graph:
+        first, last = net(x)
+        total = first * 2 + last
+    scene = Scene(graph.ir, graph.plan())
+    picture = arranged(scene)
+    frames = {frame.box.label: frame for frame in picture.frames if frame.box.name}
+    inner = [frames[name] for name in "cd"]
+    out = [line for line in picture.lines if line.points[-1][1] > frames["net"].y + frames["net"].height]
+    assert len(out) > 1
+    for line in out:  # sampled along its curve
+        for (x0, y0), (x1, y1) in itertools.pairwise(line.points):
+            for part in (n / 20 for n in range(1, 20)):
+                x_at, y_at = x0 + (x1 - x0) * (3 * part**2 - 2 * part**3), y0 + (y1 - y0) * part
+                covered = [f for f in inner if f.x < x_at < f.x + f.width and f.y < y_at < f.y + f.height]
+                assert not covered, (line.label, covered)
+    del total

@@ -258,3 +258,25 @@ class Pooled(nn.Module):
 def test_a_layer_whose_result_begins_with_neither_size_shows_its_features():
     x, edges, graph_of = torch.randn(50, 16), torch.randint(50, (2, 300)), torch.arange(50) // 7
     assert through_of(Pooled(), x, edges, graph_of) == "50×16 → 8×7"
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 16)) for _ in range(5))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def test_layers_that_are_folded_with_the_sums_after_them_have_their_class_and_parameters():
+    net = Residual()
+    with lazyviz.lazy() as graph:
+        net(torch.randn(4, 16))
+    boxes = Scene(graph.graph, graph.plan()).hierarchy.boxes.values()
+    (fold,) = [box for box in boxes if box.repeats == 5]
+    drawn = Scene(graph.graph, graph.plan()).box(fold)
+    assert (drawn["label"], drawn["cls"]) == ("blocks.0–4", "Sequential")
+    assert drawn["params"] == f"{count_text(sum(each.numel() for each in net.parameters()))} params"

@@ -222,14 +222,31 @@ def test_the_largest_step_of_a_frame_is_shown_alone(trained):
     ]
 
 
-def test_what_an_outer_loop_adds_after_the_inner_one_leaves_them_one_frame(trained):
+def test_what_an_outer_loop_adds_after_the_inner_one_ends_its_round(trained):
     with lazyviz.lazy() as graph:
         for _ in range(3):
             for _ in range(5):
                 step(*trained)
             with torch.no_grad():
                 trained[0](trained[2]).abs().mean()
-    assert shown_steps(graph, 1) == [(1, "for _ in range(3) › for _ in range(5)", 15)]
+    outer, *rounds = shown_steps(graph, 3)
+    assert outer == (1, "for _ in range(3)", 3)
+    assert rounds[:2] == [(2, "step 1", 1), (3, "for _ in range(5)", 5)], rounds
+    assert [each for each in rounds if each[0] == 2][1:] == [(2, "step 2–3", 2)], rounds
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_rounds_of_an_outer_loop_are_whole_although_their_first_step_differs(optimizer):
+    net, x = nn.Linear(8, 8), torch.ones(20, 8)
+    optimizer = getattr(torch.optim, optimizer)(net.parameters())  # Adam makes its states in the first step
+    with lazyviz.lazy() as graph:
+        for _epoch in range(4):
+            for index in torch.randperm(20).split(5):
+                step(net, optimizer, x[index])
+    outer, *rounds = shown_steps(graph, 3)
+    assert outer == (1, "for _epoch in range(4)", 4)
+    assert rounds[:2] == [(2, "step 1", 1), (3, "for index in torch.randperm(20).split(5)", 4)]
+    assert [each for each in rounds if each[0] == 2][1:] == [(2, "step 2–4", 3)]
 
 
 def epoch(trained):

@@ -227,3 +227,49 @@ def test_a_size_is_as_the_layer_gave_it_out_and_not_as_its_kernel_computed_it():
     first, second = (text.partition(" is from ")[2] for text in told(graph))
     assert first.startswith("q (line") and ", where" not in first
     assert second.startswith("k (line") and second.endswith(", where it is 4×16×48")
+
+
+def lanes_of(graph):
+    scene = Scene(graph.graph, make_plan(graph.graph))
+    return {lane.phase: scene.subtitle(lane) for lane in scene.hierarchy.lanes()}
+
+
+def test_lanes_that_the_error_kept_the_program_from_reaching_are_there_and_empty():
+    net, x = nn.Sequential(nn.Linear(8, 16), nn.Linear(8, 2)), torch.ones(4, 8)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def train():
+        loss = net(x).sum()
+        loss.backward()
+
+    def other():
+        x.backward()
+
+    with pytest.raises(RuntimeError), lazyviz.lazy() as graph:
+        train()
+        optimizer.step()  # not reached
+    assert list(lanes_of(graph).items()) == [
+        ("forward", "1 op"),
+        ("backward", "not reached: loss.backward()"),
+        ("optimizer", "not reached: optimizer.step()"),
+    ]
+    picture = render_svg(graph.graph, graph.plan())
+    assert picture.count('stroke-dasharray="4 4"') == 2 and "not reached: loss.backward()" in picture
+    assert "not reached" in graph.text()
+    with pytest.raises(RuntimeError), lazyviz.lazy() as graph:
+        net(x)
+    optimizer.step()
+    assert list(lanes_of(graph)) == ["forward"], "what follows the block is not a part of it"
+    del other
+
+
+def test_a_phase_that_was_reached_has_no_second_lane():
+    net, x = nn.Linear(8, 8), torch.ones(4, 8)
+    with pytest.raises(RuntimeError), lazyviz.lazy() as graph:
+        net(x).sum().backward()
+        x @ x
+        x.sum().backward()
+        torch.optim.SGD(net.parameters(), 0.1).step()
+    assert list(lanes_of(graph)) == ["forward", "backward", "optimizer"]
+    assert lanes_of(graph)["optimizer"].startswith("not reached: ")
+    assert not lanes_of(graph)["backward"].startswith("not reached")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -112,3 +113,82 @@ def test_the_ops_of_a_dropout_outside_of_modules_are_one_box_that_opens():
     assert told["layer"] == "dropout" and told["through"] == "4×8×14×14 → 4×8×14×14"
     assert "bernoulli_" in [box.label for box in forward.children], "of the noise, which masks nothing"
     del keep
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}])
+def test_the_parameter_groups_of_one_step_are_one_box(options):
+    def step_of_two_groups():
+        body, head = nn.Linear(64, 64), nn.Linear(64, 8)
+        groups = [{"params": body.parameters()}, {"params": head.parameters(), "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, **options)
+        head(body(torch.randn(8, 64))).square().mean().backward()
+        optimizer.step()
+        return body, head, optimizer
+
+    graph, keep = recorded(step_of_two_groups)
+    lane = optimizer_lane(graph)
+    assert [box.label for box in lane.children] == ["optimizer.step()"]
+    assert "optimizer.step()" not in [box.label for box in lane.children[0].children], "its parts have others"
+    assert lane.children[0].ops == sum(node.phase == "optimizer" for node in graph.nodes)
+    del keep
+
+
+def forward_lane(graph):
+    return next(each for each in Scene(graph, make_plan(graph)).hierarchy.lanes() if each.phase == "forward")
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_the_noise_schedule_of_a_diffusion_model_is_one_box(long):
+    net, x = nn.Conv2d(1, 32, 3, padding=1), torch.randn(16, 1, 32, 32)
+    with lazyviz.lazy() as graph:
+        betas = torch.linspace(1e-4, 0.02, 1000)
+        alphas = 1 - betas
+        bars = alphas.cumprod(0)
+        before = F.pad(bars[:-1], (1, 0), value=1.0)
+        root, rest = bars.sqrt(), (1 - bars).sqrt()
+        more = [betas * (1 - before) / (1 - bars) for _ in range(8 if long else 1)]
+        t = torch.randint(0, 1000, (16,))
+        noise = torch.randn_like(x)
+        noisy = root[t].view(-1, 1, 1, 1) * x + rest[t].view(-1, 1, 1, 1) * noise
+        loss = F.mse_loss(net(noisy).mean(1, keepdim=True), noise)
+        loss.backward()
+    lane = forward_lane(graph.graph)
+    (fold,) = [box for box in lane.children if is_small_ops(box)]
+    assert fold.label == f"{8 + 4 * len(more)} small ops", "of a crowded lane, too, whose boxes are lines"
+    names = [box.label for box in lane.children]
+    assert not any("alphas" in name or "bars" in name for name in names), "neither as ops nor as variables"
+    assert any("noisy" in name for name in names) and "loss" in names
+    assert any("alphas = " in box.label for box in fold.children), "when opened, each has its name"
+    assert "small ops" in render_svg(graph.graph, graph.plan())
+
+
+def test_few_named_results_before_a_model_stay_and_so_does_what_has_gradients():
+    net, scale = nn.Linear(64, 64), torch.ones(4, requires_grad=True)
+    x, y = torch.randn(64, 64), torch.randn(64, 64)
+    with lazyviz.lazy() as graph:
+        a = scale * 2
+        b = a + 1
+        c = b.exp()
+        d = c.mean()
+        F.mse_loss(net(x) * d, y).backward()
+    names = [box.label for box in forward_lane(graph.graph).children]
+    assert all(any(name.startswith(f"{letter} = ") for name in names) for letter in "abcd"), names
+    with lazyviz.lazy() as graph:
+        e = torch.ones(4)
+        f = (e.exp() + 1).sin().cos()
+        F.mse_loss(net(x) * f.mean(), y).backward()
+    names = [box.label for box in forward_lane(graph.graph).children]
+    assert any(name.startswith("f = ") for name in names), names
+    del a, b, c, d, e, f
+
+
+def test_a_variable_in_a_crowded_lane_is_not_drawn_beside_its_line():
+    x, net = torch.randn(64, 64), nn.Linear(64, 64)
+    with lazyviz.lazy() as graph:
+        y = x * 2
+        z = net(y)
+        for _ in range(30):
+            z = z + y
+    lane = forward_lane(graph.graph)
+    assert "y = x * 2" in [box.label for box in lane.children]
+    assert [box.label for box in lane.children if box.kind == "output"] == ["z"]
