@@ -218,6 +218,7 @@ def test_without_an_optimizer_or_with_fewer_steps_it_is_planned_as_far_as_it_goe
     assert plan["eager_peak_bytes"] >= 4 * 300 * 300
     done = lazyviz_command("plan", write("print('hello')\n", "empty.py"), cwd=tmp_path)
     assert (done.returncode, "there is nothing to plan" in done.stdout) == (0, True)
+    assert "Child processes" in done.stdout
 
 
 COUNTED = """
