@@ -155,8 +155,9 @@ def _recording_extent(script: Script, recorded: Recorded[Data], options: PlanOpt
     steps = f"{recorded.steps:,} of {options.steps:,} optimizer steps"
     if not recorded.result["ops"]:
         return [
-            f"No PyTorch operator of {script.name} was recorded, so there is nothing to plan. Child processes, "
-            "such as those of torch.multiprocessing.spawn, are not recorded: start one rank with torchrun."
+            f"No PyTorch operator of {script.name} was recorded, so there is nothing to plan. Child "
+            "processes, such as those of torch.multiprocessing.spawn, are not recorded: start one rank with "
+            "torchrun."
         ]
     if recorded.how == "out of reach":
         return [
