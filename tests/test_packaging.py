@@ -243,3 +243,18 @@ def test_every_make_target_that_a_page_names_exists():
     for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         named = set(re.findall(r"\bmake ([a-z]+)\b(?: +#|`|\n)", (ROOT / name).read_text(encoding="utf-8")))
         assert named <= targets, name
+
+
+def test_the_workflows_for_a_public_ci_test_what_they_compile():
+    """``python -m pytest`` in a checkout imports that, so native modules have to be compiled there."""
+    workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert workflows
+    for path in workflows:
+        text = path.read_text(encoding="utf-8")
+        commands = re.findall(r"- run: (.*)", text)
+        installs = [line for line in commands if re.search(r"pip install .*\.\[", line)]
+        assert all(re.search(r' -e "?\.\[', line) for line in installs), path.name
+        assert set(re.findall(r"\bmake ([a-z-]+)", " ".join(commands))) <= targets, path.name
+        for name in re.findall(r"\btests(?:/\w+)*", " ".join(commands)):
+            assert (ROOT / name).is_dir(), f"{path.name}: {name}"

@@ -24,7 +24,7 @@ from .plan_command import FAILED, FINE
 from .plan_tables import console, table
 
 _WIDGET_FILES = ("widget.js", "deferred.js", "widget.css", "page.js")
-_OTHERS = ("jupyterlab", "notebook", "ipykernel", "tqdm", "rich", "click", "numpy", "triton")
+_OTHERS = ("jupyterlab", "notebook", "ipykernel", "tqdm", "numpy", "triton")
 
 
 def show_devices() -> int:

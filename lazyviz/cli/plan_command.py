@@ -154,7 +154,11 @@ def _recording_extent(script: Script, recorded: Recorded[Data], options: PlanOpt
     """Sentences that say where recording stopped, if that was before the requested number of steps."""
     steps = f"{recorded.steps:,} of {options.steps:,} optimizer steps"
     if not recorded.result["ops"]:
-        return [f"No PyTorch operator of {script.name} was recorded, so there is nothing to plan."]
+        return [
+            f"No PyTorch operator of {script.name} was recorded, so there is nothing to plan. Child "
+            "processes, such as those of torch.multiprocessing.spawn, are not recorded: start one rank with "
+            "torchrun."
+        ]
     if recorded.how == "out of reach":
         return [
             f"The plan covers only what was recorded before this ({steps}): "

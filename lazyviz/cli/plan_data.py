@@ -12,7 +12,14 @@ from ..graph.ir import SourceLine
 from ..graph.nested_blocks import flattened
 from ..graph.sync_point_groups import SyncSite, listed, sites
 from ..plan.devices.device_lookup import DeviceLike
-from ..plan.explain_memory import allocation_text, keeper, release_lines, sizes_by_module, time_of_a_step
+from ..plan.explain_memory import (
+    allocation_text,
+    keeper,
+    other_kernels,
+    release_lines,
+    sizes_by_module,
+    time_of_a_step,
+)
 from ..plan.liveness.live_set_and_categories import Moment
 from ..plan.make_plan import make_plan
 from ..plan.node_formatting import where
@@ -88,6 +95,7 @@ def described(graph: LazyGraph, plan: Plan | None = None) -> Data:
         "reserved_bytes": plan.reserved_bytes,
         "fits": plan.fits,
         "verdict": plan.verdict(),
+        "notes": _notes(plan),
         "peak_at": where(plan.peak_node) if plan.peak_node is not None else None,
         "peak_line": _line(plan.peak_node.source) if plan.peak_node is not None else None,
         "by_category": {category: size for category, size in plan.by_category.items() if size},
@@ -120,6 +128,16 @@ def described(graph: LazyGraph, plan: Plan | None = None) -> Data:
         "reads": [_read(site) for site in sites(graph.sync_points)],
         "not_recorded": sorted(graph.ir.elsewhere),
     }
+
+
+def _notes(plan: Plan) -> list[str]:
+    """What to know of a plan for a device that the script does not use."""
+    if plan.borrowed and plan.recorded_device.type == "cpu":
+        return [
+            f"All recorded tensors are on the CPU, so the script as recorded does not use {plan.device}. "
+            "This is the plan of the same ops there, where other kernels may save other tensors."
+        ]
+    return other_kernels(plan)
 
 
 def _time(plan: Plan) -> Data | None:

@@ -63,6 +63,8 @@ def show_plan(data: Data, to: Console) -> None:
         need = format_bytes(data["needed_bytes"])
         to.print(f"PyTorch's CUDA allocator would hold {held}, the CUDA context {context}: {need} in total.")
     to.print(verdict_of(data))
+    for sentence in data["notes"]:
+        to.print(sentence)
     total = sum(data["by_category"].values())
     rows: list[Sequence[str]]
     rows = [

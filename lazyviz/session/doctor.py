@@ -25,15 +25,15 @@ from ..process.global_state_lock import CriticalSection
 from ..record.interception.attribute_patches import is_ours, originals
 from ..record.tape import tape
 from ..torch_internals import native_module_loader, op_stream
+from ..torch_internals.find_compiler_and_build_extensions import SOURCES
 from . import evaluation
 from .asynchronous.unrecorded_steps import observers
 from .block import is_any_entered, open_blocks
 
-COMPILED = (
-    "recorder", "allocations", "dispatch", "backward_nodes", "graph_release", "interpreter", "node_passes",
-    "op_stream", "plan_passes",
+_PACKAGES = (
+    "lazyviz", "torch", "ipython", "ipywidgets", "anywidget", "graphviz", "nvidia-ml-py", "psutil", "click",
+    "rich",
 )  # fmt: skip
-_PACKAGES = ("lazyviz", "torch", "ipython", "ipywidgets", "anywidget", "graphviz", "nvidia-ml-py", "psutil")
 # Optional packages, and the features that need them.
 _OPTIONAL = {
     "cairosvg": "PDF and PNG files",
@@ -130,7 +130,7 @@ def doctor() -> Diagnosis:
         patched, leftovers = _state(handlers)
     return Diagnosis(
         _versions(),
-        {name: name in native_module_loader.loaded for name in COMPILED},
+        {each.stem: each.stem in native_module_loader.loaded for each in SOURCES},
         dict(native_module_loader.refused),
         _devices(),
         tuple(block.graph.ir.where if block.graph is not None else "" for block in open_blocks()),

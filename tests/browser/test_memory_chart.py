@@ -236,6 +236,30 @@ def test_another_device_changes_verdict_capacity_pieces_and_largest_batch_and_ru
     assert stage.graph.pending == len(stage.graph.nodes)
 
 
+@pytest.mark.parametrize("width", [560, 700, 800, 1100])
+def test_what_is_needed_and_what_the_device_has_are_never_written_over_each_other(page, width):
+    def step():  # after which the curve is low
+        net = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(8)])
+        net(torch.ones(4096, 1024)).sum().backward()
+
+    with lazyviz.lazy(device=lazyviz.DeviceProfile("RTX-4711", "24 GiB", context_bytes="1 MiB")) as graph:
+        step()
+        rest = torch.ones(3)
+        for _ in range(400):
+            rest = rest + 1
+    page.set_viewport_size({"width": width + 40, "height": 1300})
+    with Stage(page, graph, width=width):
+        needed, has = page.locator(".lz-needed-text"), page.locator(".lz-room")
+        assert needed.count() == 1
+        if has.count():
+            first, second = needed.bounding_box(), has.bounding_box()
+            beside = first["x"] + first["width"] <= second["x"]
+            assert beside or first["y"] + first["height"] <= second["y"] + 3, (first, second)
+        else:
+            assert width < 1100
+    del rest
+
+
 def test_bars_follow_what_is_read_in_the_chart_and_come_back_to_the_peak(page, staged):
     stage = staged()
     id = page.locator('[data-kind="module"]', has_text="at peak").first.get_attribute("data-node")

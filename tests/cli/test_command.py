@@ -205,6 +205,15 @@ def test_an_absent_gpu_is_planned_up_to_the_first_value_that_only_it_could_compu
         assert json.loads(done.stdout.partition("\n")[2])["steps"] == 2
 
 
+def test_a_plan_for_a_gpu_that_the_script_does_not_use_says_so(write, tmp_path):
+    on_cpu = TRAINING.replace('"cuda" if torch.cuda.is_available() else "cpu"', '"cpu"')
+    for text, noted in ((on_cpu, True), (TRAINING, False)):
+        done = lazyviz_command("plan", write(text), "--device", "RTX-3060", "--assume", "*=1.0", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        words = " ".join(done.stdout.split())
+        assert ("the script as recorded does not use RTX-3060" in words) == noted
+
+
 def test_without_an_optimizer_or_with_fewer_steps_it_is_planned_as_far_as_it_goes(write, tmp_path):
     short = write(TRAINING.replace("range(5)", "range(1)") + "    sys.exit(0)\n")
     done = lazyviz_command("plan", short, cwd=tmp_path)
@@ -218,6 +227,7 @@ def test_without_an_optimizer_or_with_fewer_steps_it_is_planned_as_far_as_it_goe
     assert plan["eager_peak_bytes"] >= 4 * 300 * 300
     done = lazyviz_command("plan", write("print('hello')\n", "empty.py"), cwd=tmp_path)
     assert (done.returncode, "there is nothing to plan" in done.stdout) == (0, True)
+    assert "Child processes" in done.stdout
 
 
 COUNTED = """

@@ -16,6 +16,7 @@ from lazyviz.record.interception.attribute_patches import everything
 from lazyviz.record.tape import tape
 from lazyviz.session import evaluation
 from lazyviz.torch_internals import private_api
+from lazyviz.torch_internals.find_compiler_and_build_extensions import SOURCES
 
 from .support.inject_faults import State, is_plain
 
@@ -150,6 +151,12 @@ def test_a_healthy_process_is_reported(state):
         during = lazyviz.doctor()
         assert len(during.recording) == 1 and during.pending == 2
         assert "torch.Tensor.tolist" in during.patched and during.ok
+
+
+def test_every_native_module_is_named_whether_it_is_in_use_or_not():
+    compiled = lazyviz.doctor().compiled
+    assert set(compiled) == {source.stem for source in SOURCES}
+    assert sorted(name for name, used in compiled.items() if used) == lazyviz.metrics()["compiled modules"]
 
 
 def test_looking_changes_nothing(state):

@@ -320,11 +320,10 @@ export class MemoryChart implements Chart {
     const x = peak === null ? 0 : (plot.x(edge(points, peak)) + plot.x(edge(points, peak + 1))) / 2;
     const [flagAt, flagTo, ...flagged] = flag(plot, x, memory);
     parts.push(...timeBars(plot, points), ...this.#stretches(plot, peak === null ? [0, 0] : [flagAt, flagTo]), ...this.#lives(plot));
-    if (this.#far && whole && !this.#failure?.words) parts.push(...roomy(plot, heights.map((size, n) => Math.max(size, held?.[n] ?? 0)), near(memory.needed) ? this.#far : this.#far.replace(/that$/, memory.neededText), near(memory.needed) ? memory.needed : null));
+    const needed = near(memory.needed) ? ([memory.needed, `${memory.neededText} with allocator and CUDA context`] as const) : null;
+    if (this.#far && whole && !this.#failure?.words) parts.push(...roomy(plot, heights.map((size, n) => Math.max(size, held?.[n] ?? 0)), needed ? this.#far : this.#far.replace(/that$/, memory.neededText), needed));
     if (held) parts.push(svg("path", { class: "lz-measured", d: steps(plot, points, held) }));
-    if (near(memory.needed)) {
-      parts.push(...line(plot, "lz-needed", memory.needed, `${memory.neededText} with allocator and CUDA context`, true));
-    }
+    if (needed) parts.push(...line(plot, "lz-needed", ...needed, true));
     if (near(memory.capacity)) {
       parts.push(...line(plot, "lz-capacity", memory.capacity, `${memory.device}: ${memory.capacityText}`));
     }
@@ -460,11 +459,14 @@ function timeBars(plot: Plot, points: Points): SVGElement[] {
   return parts;
 }
 
-/** Text at the end or the start of the plot, where the curves leave room. */
-function roomy(plot: Plot, heights: readonly number[], words: string, line: number | null): SVGElement[] {
-  const share = (words.length * charWidth(11) + 12) / (plot.right - plot.left);
+/** Text at the end or the start of the plot, where the curves and the label of a line leave room. */
+function roomy(plot: Plot, heights: readonly number[], words: string, line: readonly [number, string] | null): SVGElement[] {
+  const [bytes, label] = line ?? [Math.max(...heights), ""];
+  const room = plot.right - plot.left;
+  const share = (words.length * charWidth(11) + 12) / room;
   const wide = Math.ceil(share * heights.length);
-  const top = plot.y(line ?? Math.max(...heights)) + 2; // below the grid line of the highest value
+  const beside = (words.length + label.length) * charWidth(11) + 20 < room;
+  const top = plot.y(bytes) + (beside ? 2 : 16); // below the grid line of the highest value, or below the label
   const low = (part: readonly number[]): boolean => share < 1 && part.every((each) => plot.y(each) > top + 16);
   const right = low(heights.slice(-wide));
   if (!right && (line !== null || !low(heights.slice(0, wide)))) return []; // the label of the line is at the left

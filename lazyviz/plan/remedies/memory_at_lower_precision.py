@@ -117,14 +117,16 @@ def autocast(program: Program, device_type: str) -> Iterator[Changed]:
     cast gradients back. The result is an estimate, within a tenth in the tests: a backward node does not say
     which of its results belongs to which argument, and workspace is scaled in proportion to its tensors.
     """
-    if not any(step.node.phase == "forward" and _lower(step.node) for step in program.steps):
+    cast = next(
+        (each.node for each in program.steps if each.node.phase == "forward" and _lower(each.node)), None
+    )
+    if cast is None:
         return
     if any(dtype in (torch.bfloat16, torch.float16) for dtype in program.dtypes):
         return  # it already computes in a lower precision
-    source = next(step.node.source for step in program.steps if step.node.phase == "forward")
     text = f'with torch.autocast("{device_type}", torch.bfloat16) around the forward pass'
     yield Changed(
-        "autocast", text, _Autocast(program, device_type).program, source, numerics=True, estimate=True
+        "autocast", text, _Autocast(program, device_type).program, cast.source, numerics=True, estimate=True
     )
 
 

@@ -131,6 +131,17 @@ def test_autocast_is_not_offered_where_its_copies_take_what_it_saves():
     assert not [each for each in plan.remedies if each.kind == "autocast"]
 
 
+def test_autocast_names_the_line_of_the_first_op_that_it_changes():
+    net = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.GELU())])
+    with lazyviz.lazy() as graph:
+        angles = torch.linspace(0, 6, 512 * 256).reshape(512, 256)
+        x = angles.sin() + torch.randn(512, 256)
+        loss = net(x).square().mean()
+        loss.backward()
+    (remedy,) = [each for each in graph.plan().remedies if each.kind == "autocast"]
+    assert remedy.source is not None and "net(x)" in remedy.source.text
+
+
 class Recurrent(nn.Module):
     """Recurrent layers, and what reads their last result."""
 
