@@ -320,7 +320,7 @@ export class MemoryChart implements Chart {
     const x = peak === null ? 0 : (plot.x(edge(points, peak)) + plot.x(edge(points, peak + 1))) / 2;
     const [flagAt, flagTo, ...flagged] = flag(plot, x, memory);
     parts.push(...timeBars(plot, points), ...this.#stretches(plot, peak === null ? [0, 0] : [flagAt, flagTo]), ...this.#lives(plot));
-    const needed = near(memory.needed) ? ([memory.needed, `${memory.neededText} with allocator and CUDA context`] as const) : null;
+    const needed = near(memory.needed) && ([memory.needed, `${memory.neededText} with allocator and CUDA context`] as const);
     if (this.#far && whole && !this.#failure?.words) parts.push(...roomy(plot, heights.map((size, n) => Math.max(size, held?.[n] ?? 0)), needed ? this.#far : this.#far.replace(/that$/, memory.neededText), needed));
     if (held) parts.push(svg("path", { class: "lz-measured", d: steps(plot, points, held) }));
     if (needed) parts.push(...line(plot, "lz-needed", ...needed, true));
@@ -339,8 +339,8 @@ export class MemoryChart implements Chart {
         ),
       );
     }
-    const { at, words } = this.#failure ?? {};
-    if (at !== undefined && words && at >= start && at <= stop) {
+    const { at = -1, words } = this.#failure ?? {};
+    if (words && at >= start && at <= stop) {
       const x = Math.min(plot.x(at), right - 1);
       parts.push(svg("g", "lz-failed-at", svg("path", { d: `M${x},${top}V${bottom}` }), ...label(plot, x, top + 2, words.length * 17 > right - plot.left ? words.replace(/:.*/, "") : words)));
     }
@@ -460,16 +460,16 @@ function timeBars(plot: Plot, points: Points): SVGElement[] {
 }
 
 /** Text at the end or the start of the plot, where the curves and the label of a line leave room. */
-function roomy(plot: Plot, heights: readonly number[], words: string, line: readonly [number, string] | null): SVGElement[] {
-  const [bytes, label] = line ?? [Math.max(...heights), ""];
+function roomy(plot: Plot, heights: readonly number[], words: string, line: readonly [number, string] | false): SVGElement[] {
+  const [bytes, label] = line || [Math.max(...heights), ""];
   const room = plot.right - plot.left;
   const share = (words.length * charWidth(11) + 12) / room;
   const wide = Math.ceil(share * heights.length);
-  const beside = (words.length + label.length) * charWidth(11) + 20 < room;
+  const beside = (words + label).length * charWidth(11) + 20 < room;
   const top = plot.y(bytes) + (beside ? 2 : 16); // below the grid line of the highest value, or below the label
   const low = (part: readonly number[]): boolean => share < 1 && part.every((each) => plot.y(each) > top + 16);
   const right = low(heights.slice(-wide));
-  if (!right && (line !== null || !low(heights.slice(0, wide)))) return []; // the label of the line is at the left
+  if (!right && (line || !low(heights.slice(0, wide)))) return []; // the label of the line is at the left
   return [svg("text", { class: "lz-room", x: right ? plot.right - 4 : plot.left + 4, y: top + 11, "text-anchor": right ? "end" : "start" }, words)];
 }
 
