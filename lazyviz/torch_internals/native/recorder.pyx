@@ -321,13 +321,12 @@ def connect(**parts):
     can_run_without, nowhere = parts["can_run_without"], parts["NOWHERE"]
     Shadow, run_inside = parts["Shadow"], parts["run_inside"]
     slow_sync, sync_points = parts["slow_sync"], parts["sync_points"]
-    slow_release_unused = parts["slow_release_unused"]
     SyncPoint, OtherRanks, ADDRESSES = sync_points.SyncPoint, sync_points.OtherRanks, sync_points.ADDRESSES
     few, small = sync_points.FEW, sync_points.SMALL
     with_earlier_backward, is_small_update = sync_points.with_earlier_backward, sync_points.is_small_update
     slow_before_step, slow_after_step = parts["slow_before_step"], parts["slow_after_step"]
-    folding, is_reader = parts["constant_folding"], parts["is_reader"]
-    known_number, number_of_one_op = folding.number, folding.number_of_one_op
+    slow_release_unused, folding = parts["slow_release_unused"], parts["constant_folding"]
+    is_reader, known_number, number_of_one_op = parts["is_reader"], folding.number, folding.number_of_one_op
     gradient_check, shape_only = folding.CHECK_GRADIENTS, folding.SHAPE_ONLY
     raise_from_read, number_in = parts["raise_from_read"], parts["number_in"]
     LazyTensor, LazyParameter = parts["LazyTensor"], parts["LazyParameter"]
