@@ -299,7 +299,7 @@ cdef object OutputSpec, new_object = object.__new__
 
 
 def connect(**parts):
-    """Connect the module; ``parts`` are the objects for the names above. Returns the function to dispatch to.
+    """Connect the module; ``parts`` are the objects for the names above.
 
     Returns the function to dispatch to.
 
@@ -311,8 +311,7 @@ def connect(**parts):
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes, overlapped
     global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner, symbolic
     global slow_sync, slow_release_unused, SyncPoint, OtherRanks, ADDRESSES, with_earlier_backward, few, small, is_small_update
-    global slow_before_step, slow_after_step
-    global run_inside, Shadow, can_run_without, nowhere, known_number, number_of_one_op, raise_from_read, number_in, gradient_check, is_made_of_others, shape_only, is_reader
+    global slow_before_step, slow_after_step, run_inside, Shadow, can_run_without, nowhere, known_number, number_of_one_op, raise_from_read, number_in, gradient_check, is_made_of_others, shape_only, is_reader
     global Deferred, complete, generators, slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global recording_state, table, runs, external, pending_nodes, recorder, is_in_op
     global learn, info_of, TrackedStorage, Unreachable, infos, entries, above, nodes, values_, storages_
