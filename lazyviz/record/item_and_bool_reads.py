@@ -1,11 +1,11 @@
 """Scalar reads: ``item``, ``float`` and ``if`` on pending tensors, the most frequent reads of programs.
 
-The compiled recorder leaves them to Python only if a node must run first.
+The compiled recorder reads most of them; this is what it shares with the reads in Python.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 import torch
 
@@ -13,9 +13,6 @@ from ..process.tracebacks import shortened
 from ..torch_internals import private_api
 from .interception import torchscript_calls
 from .tracked_storages import TrackedNode, TrackedValue
-
-if TYPE_CHECKING:
-    from .tape import Tape
 
 _read = torch.ops.aten._local_scalar_dense.default
 
@@ -30,14 +27,10 @@ def needed_by(value: TrackedValue) -> list[TrackedNode]:
 
 
 @shortened
-def evaluate_number(tape: Tape, value: TrackedValue) -> None:
-    """Evaluate the nodes that reading the number in ``value`` depends on."""
-    if needed := needed_by(value):
-        try:
-            tape.runs.sync("item", needed, value.meta.nbytes, a_number=True)
-        except BaseException as error:
-            torchscript_calls.note(error)
-            raise
+def raise_from_read(error: BaseException) -> NoReturn:
+    """Raise what a read by the compiled recorder has raised, with a shortened traceback."""
+    torchscript_calls.note(error)
+    raise error
 
 
 def number_in(tensor: torch.Tensor) -> float | int | bool | complex:

@@ -30,8 +30,9 @@ from .intercept_ops_outside_blocks import count_writes, written_tensors
 from .interception import attribute_patches
 from .interception.observers_of_deferred_writes import Unexamined
 from .interception.register_optimizer_step_hooks import OptimizerSteps
-from .item_and_bool_reads import evaluate_number, number_in
+from .item_and_bool_reads import number_in, raise_from_read
 from .lazy_tensor import MOST_TENSORS, LazyParameter, LazyTensor, Wrappers, wrap
+from .pending_ops import PendingOps
 from .provenance import module_calls_and_phases, source_lines
 from .recorder import RecorderMode, recorder
 from .recording_state import is_of_python
@@ -55,6 +56,7 @@ METHODS: tuple[tuple[type, str], ...] = (
     (TensorTable, "release_after"),
     (TensorTable, "release_all"),
     (TensorTable, "made_real"),
+    (PendingOps, "release_unused"),
     (PendingRuns, "note_run"),
     (PendingRuns, "sync"),
     (OptimizerSteps, "before_step"),
@@ -177,12 +179,13 @@ def _with_functions(connect: Callable[..., Any]) -> Callable[..., Any]:
         NOWHERE=NOWHERE,
         run_inside=partial(tuple.__new__, RunInside),  # its own constructor is in Python
         slow_sync=PendingRuns.sync,
+        slow_release_unused=PendingOps.release_unused,
         slow_before_step=OptimizerSteps.before_step,
         slow_after_step=OptimizerSteps.after_step,
         sync_points=sync_points,
         constant_folding=constant_folding,
         Shadow=Shadow,
-        evaluate_number=evaluate_number,
+        raise_from_read=raise_from_read,
         number_in=number_in,
         can_run_without=dependency_closure.can_run_without,
         MISSING=attribute_patches.MISSING,

@@ -55,7 +55,7 @@ _SMALL_UPDATES = frozenset(
     for packet in [getattr(torch.ops.aten, name)]
     for part in {"default", "Tensor", "Scalar", "List", "ScalarList"}.intersection(packet.overloads())
 )
-_SMALL = 16  # bytes: one element of any type
+SMALL = 16  # bytes: one element of any type
 
 
 def is_small_update(node: TrackedNode) -> bool:
@@ -64,7 +64,7 @@ def is_small_update(node: TrackedNode) -> bool:
         return not any(value.storage.nbytes for value in node.outputs)
     # Sizes first, because hashing an operator calls Python code.
     return (
-        all(value.storage.nbytes <= _SMALL and value.meta.device.type == "cpu" for value in node.outputs)
+        all(value.storage.nbytes <= SMALL and value.meta.device.type == "cpu" for value in node.outputs)
         and node.op in _SMALL_UPDATES
     )
 

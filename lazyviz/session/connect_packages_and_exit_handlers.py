@@ -12,14 +12,14 @@ from ..record.recorder import recorder
 from ..record.tape import tape
 from ..record.tracked_storages import TrackedNode, Unreachable
 from . import block, evaluation
-from .evaluate_at_sync_point import run_for_sync
+from .evaluate_at_sync_point import evaluator
 
 
 def connect() -> None:
     """Register the functions of later stages that each stage calls; called once, when lazyviz is imported."""
     lazy_tensor.dispatch_unrecorded = recorder.dispatch_unrecorded
     lazy_tensor.detach = recorder.detach
-    tape.runs.evaluator = run_for_sync
+    tape.runs.evaluator = evaluator
     tape.pending_ops.reachable = evaluation.live_graphs
     Node.count_work = staticmethod(_count_work)
     Node.project_time = staticmethod(_project_time)

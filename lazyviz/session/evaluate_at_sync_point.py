@@ -9,6 +9,8 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NoReturn
 
 from ..execute import eager_backend
 from ..execute.backend_registry import find_backend
@@ -24,14 +26,14 @@ from ..process.deferred_signals import Deferred
 from ..process.global_state_transaction import complete
 from ..record.dependency_closure import Search, closure
 from ..record.interception.warning_routing import at_users_line
-from ..record.sync_points import OtherRanks, SyncError, needs_absent
+from ..record.sync_points import Evaluator, OtherRanks, SyncError, needs_absent
 from ..record.tape import tape
 from ..record.tracked_storages import TrackedNode
 from ..torch_internals import fake_cuda_devices
 from . import evaluation, progress_bar
 from .evaluation import ActiveRun, notify, outcome_of, run, with_users_lines
 from .recorded_graph_interface import RecordedGraph
-from .run_history import RunHistory
+from .run_history import OfRead, RunHistory
 
 
 def _touched_alone(nodes: Sequence[TrackedNode]) -> list[RecordedGraph] | None:
@@ -76,41 +78,6 @@ def _note_elsewhere(
 
 def _never(nodes: Sequence[TrackedNode], cause: str) -> bool:
     return False
-
-
-def _connect_compiled() -> Callable[[Sequence[TrackedNode], str], bool]:
-    """Connect the compiled module for short cached subgraphs; returns its function, which runs nodes that
-    form such a subgraph.
-    """
-    module = native_short_runs.module
-    if module is None:
-        return _never
-    module.connect(
-        tape=tape,
-        replays=program_cache.replays,
-        node_passes=node_passes,
-        evaluation=evaluation,
-        RunHistory=RunHistory,
-        is_on_gpu=fake_cuda_devices.cuda_is_present if fake_cuda_devices.BUILT_WITH_CUDA else None,
-        stand_ins=fake_cuda_devices.STAND_INS,
-        OtherRanks=OtherRanks,
-        needs_absent=needs_absent,
-        at_users_line=at_users_line,
-        complete=complete,
-        can_run_in_one_go=native_short_runs.can_run_in_one_go,
-        graph_of=Search.graph_of,
-        note_elsewhere=_note_elsewhere,
-        note_failure=_note_failure,
-        raise_stopped=native_short_runs.raise_stopped,
-        finish_stopped=native_short_runs.finish_stopped,
-        main_thread=threading.main_thread().ident,
-        longest=native_short_runs.LONGEST,
-    )
-    run_in_one_go: Callable[[Sequence[TrackedNode], str], bool] = module.run_in_one_go
-    return run_in_one_go
-
-
-run_in_one_go = _connect_compiled()
 
 
 @with_users_lines
@@ -226,19 +193,26 @@ def _counter_of(cause: str) -> str:
     return f"syncs by {cause.partition(' at ')[0]}"
 
 
+def _refuse(nodes: Sequence[TrackedNode], cause: str) -> NoReturn:
+    raise SyncError(f"{cause} needs {len(nodes)} pending ops to run, inside forbid_sync()")
+
+
 def run_for_sync(nodes: Sequence[TrackedNode], cause: str) -> None:
     """Run ``nodes``, which a read depends on, with the options of their graph."""
     if evaluation.forbidden.get():
-        raise SyncError(f"{cause} needs {len(nodes)} pending ops to run, inside forbid_sync()")
+        _refuse(nodes, cause)
     if tape.runs.background is not None and tape.runs.finish_first(nodes):
         nodes = node_passes.unfinished(nodes)
     counters = evaluation.metrics.counters
     counters["syncs"] += 1
     counters[_counter_of(cause)] += 1
-    if not nodes:  # all of them have run on another thread
-        return
-    if run_in_one_go(nodes, cause):
-        return
+    # Nothing is left if all of them have run on another thread.
+    if nodes and not run_in_one_go(nodes, cause):
+        _run_counted(nodes, cause)
+
+
+def _run_counted(nodes: Sequence[TrackedNode], cause: str) -> None:
+    """Run ``nodes``, which are not a short cached subgraph; the sync point has been counted."""
     if (left := run_with_options(nodes, cause)) and not run_for_values(left, cause):
         run(left, cause)
 
@@ -285,3 +259,42 @@ def run_with_options(
             reports.append(report)
         nodes = node_passes.unfinished(nodes)
     return nodes
+
+
+def _connect_compiled() -> tuple[Callable[[Sequence[TrackedNode], str], bool], Evaluator]:
+    """Connect the compiled module for short cached subgraphs; returns its function that runs nodes if they
+    form such a subgraph, and its form of :func:`run_for_sync`.
+    """
+    module = native_short_runs.module
+    if module is None:
+        return _never, run_for_sync
+    module.connect(
+        tape=tape,
+        replays=program_cache.replays,
+        node_passes=node_passes,
+        evaluation=evaluation,
+        RunHistory=RunHistory,
+        is_on_gpu=fake_cuda_devices.cuda_is_present if fake_cuda_devices.BUILT_WITH_CUDA else None,
+        stand_ins=fake_cuda_devices.STAND_INS,
+        OtherRanks=OtherRanks,
+        needs_absent=needs_absent,
+        at_users_line=at_users_line,
+        complete=complete,
+        can_run_in_one_go=native_short_runs.can_run_in_one_go,
+        graph_of=Search.graph_of,
+        note_elsewhere=_note_elsewhere,
+        note_failure=_note_failure,
+        raise_stopped=native_short_runs.raise_stopped,
+        finish_stopped=native_short_runs.finish_stopped,
+        main_thread=threading.main_thread().ident,
+        longest=native_short_runs.LONGEST,
+        refuse=_refuse,
+        run_counted=_run_counted,
+        counter_of=_counter_of,
+        of_read=partial(tuple.__new__, OfRead),  # its own constructor is in Python
+        numbers=TrackedNode._sequence,
+    )
+    return module.run_in_one_go, module.run_for_sync
+
+
+run_in_one_go, evaluator = _connect_compiled()

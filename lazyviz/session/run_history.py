@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 Listener = Callable[[], None]
 
 
-class _OfRead(NamedTuple):
+class OfRead(NamedTuple):
+    """What a read ran, and the data that ``timeline_of`` converts to a timeline."""
+
     nodes: Sequence[TrackedNode]
     held: Sequence[int]
 
@@ -40,9 +42,8 @@ class RunHistory:
         # After a read: its nodes, seconds, memory, and cause.
         self._report: Report | tuple[Sequence[TrackedNode], float, Levels, str] | None = None
         self._measured: list[tuple[int, int]] = []
-        # Timelines of later runs, appended to it on access; for reads, the data that `timeline_of` converts
-        # to one.
-        self._timelines: list[Sequence[tuple[int, int]] | _OfRead] = []
+        # Timelines of later runs, appended to it on access.
+        self._timelines: list[Sequence[tuple[int, int]] | OfRead] = []
         self._listeners: list[Listener] = []
 
     @property
@@ -71,14 +72,6 @@ class RunHistory:
     def report(self, report: Report) -> None:
         self._report = report
 
-    def note_read(self, nodes: Sequence[TrackedNode], seconds: float, levels: Levels, cause: str) -> None:
-        """Note that a read has run ``nodes``, a cached subgraph, without listeners; the report is created on
-        demand.
-        """
-        self.error = self.live = self.state = None
-        self._report = nodes, seconds, levels, cause
-        self._timelines.append(_OfRead(nodes, levels.marks))
-
     @property
     def measured(self) -> list[tuple[int, int]]:
         """Positions of nodes in the order in which they ran, each with the peak memory while it ran.
@@ -87,7 +80,7 @@ class RunHistory:
         """
         later, self._timelines = self._timelines, []
         for timeline in later:
-            self._measured += timeline_of(*timeline) if isinstance(timeline, _OfRead) else timeline
+            self._measured += timeline_of(*timeline) if isinstance(timeline, OfRead) else timeline
         return self._measured
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import pickle
 
@@ -61,6 +62,62 @@ def test_what_is_saved_together_is_one_sync_point(way, tmp_path):
         assert (tmp_path / "eager").read_bytes() == (tmp_path / "lazy").read_bytes()
     for one, other in zip(model.state_dict().values(), pending.state_dict().values()):
         assert torch.equal(one, other)
+
+
+class Slotted:
+    __slots__ = ("empty", "first", "second")
+
+    def __init__(self, first, second):
+        self.first, self.second = first, second
+
+
+@dataclasses.dataclass
+class State:
+    """What a user's training loop keeps together."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    average: Slotted
+    steps: int = 2
+
+    @classmethod
+    def begun(cls):
+        model, optimizer = trained()
+        return cls(model, optimizer, Slotted(torch.rand(4) * 2, torch.rand(3) * 2))
+
+
+class Chosen(State):
+    """An object that decides itself what is saved."""
+
+    def __getstate__(self):
+        return {"model": self.model}
+
+
+@pytest.mark.parametrize("way", [(torch, "save"), (pickle, "dump")])
+@pytest.mark.parametrize("nested", [True, False])
+def test_an_object_of_the_users_class_is_saved_in_one_go(way, nested):
+    def saved():
+        state, file = State.begun(), io.BytesIO()
+        getattr(*way)({"runs": [state, state]} if nested else state, file)
+        file.seek(0)
+        found = torch.load(file, weights_only=False) if way[0] is torch else pickle.load(file)
+        return found["runs"][1] if nested else found
+
+    def content(state):
+        weights = state.model.state_dict().values()
+        return [each.tolist() for each in (*weights, state.average.first, state.average.second)]
+
+    with lazyviz.lazy() as graph:
+        lazy = saved()
+    assert len(graph.sync_points) == 1
+    assert content(lazy) == content(saved())
+
+
+def test_what_an_object_does_not_save_is_not_evaluated():
+    with lazyviz.lazy() as graph:
+        state = Chosen.begun()
+        torch.save(state, io.BytesIO())
+    assert graph.sync_points and lazyviz.is_lazy(state.average.first)
 
 
 def test_weights_that_are_tied_are_saved_in_one_go(tmp_path):

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ...process.traced_frames import is_traced
 from ...torch_internals import private_api, storage_ownership
 from ...torch_internals.storage_ownership import Memory, WeakTensor, memory_of
 from .storage_overlap_cache import HolderCache, HolderInfo
@@ -405,8 +406,11 @@ def _in_variables(frame: types.FrameType | None) -> tuple[Counter[int], list[Any
     counts: Counter[int] = Counter()
     arrays: list[Any] = []
     shows = storage_ownership.numpy.ndarray if storage_ownership.numpy is not None else ()
+    given: list[Any] = []  # frames among the variables of the function that was called
     while frame is not None:
         code = frame.f_code
+        traced = is_traced(frame, given)
+        given = []
         if code.co_flags & inspect.CO_OPTIMIZED:
             variables = frame.f_locals
             for name in code.co_varnames:
@@ -417,10 +421,12 @@ def _in_variables(frame: types.FrameType | None) -> tuple[Counter[int], list[Any
                     counts[id(content)] += 1
                 elif shows and issubclass(type(content), shows):
                     arrays.append(content)
+                elif type(content) is types.FrameType:
+                    given.append(content)
             content = None
             # Up to Python 3.12, the frame keeps this dictionary, and all its content, alive; see
             # `variables_of`.
-            if type(variables) is dict and sys.getrefcount(variables) == 3:
+            if type(variables) is dict and sys.getrefcount(variables) == 3 and not traced:
                 variables.clear()
             del variables
         frame = frame.f_back

@@ -6,16 +6,18 @@ dispatcher.  The tensors that they will read next are in the arguments of the ru
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from types import CodeType, FrameType
+from types import CodeType, FrameType, GetSetDescriptorType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...process.install_paths import PACKAGE
+from ...process.traced_frames import may_be_traced
 from ...torch_internals import private_api
 from ..intercept_ops_outside_blocks import nodes_before_access
 from ..lazy_tensor import is_pending
@@ -86,14 +88,12 @@ def _place(tensor: torch.Tensor) -> int:
 
 
 def _arguments(frame: FrameType) -> list[Any]:
-    """The containers and modules among the arguments of a running function."""
+    """The containers, modules, and objects of the user among the arguments of a running function."""
     variables = frame.f_locals
-    found = [
-        content for name in _names(frame.f_code) if isinstance(content := variables.get(name), _LOOKED_INTO)
-    ]
+    found = [content for name in _names(frame.f_code) if _is_looked_into(content := variables.get(name))]
     content = None
     # Up to Python 3.12, the frame keeps this dictionary, and all its content, alive; see `variables_of`.
-    if type(variables) is dict and sys.getrefcount(variables) == 3:
+    if type(variables) is dict and sys.getrefcount(variables) == 3 and not may_be_traced(frame):
         variables.clear()
     return found
 
@@ -103,7 +103,25 @@ def _names(code: CodeType) -> tuple[str, ...]:
     return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + varying]
 
 
-_LOOKED_INTO = (dict, list, tuple, torch.nn.Module, torch.optim.Optimizer)
+_CONTAINERS = (dict, list, tuple, torch.nn.Module, torch.optim.Optimizer)
+
+
+def _is_looked_into(item: Any) -> bool:
+    return isinstance(item, _CONTAINERS) or _has_only_attributes(type(item))
+
+
+def _has_only_attributes(cls: type) -> bool:
+    """Whether it is a class of the user's whose objects are pickled by their attributes."""
+    if cls.__module__ == "builtins":  # most are numbers and strings
+        return False
+    default: Any = object
+    if cls.__reduce_ex__ is not default.__reduce_ex__ or cls.__reduce__ is not default.__reduce__:
+        return False
+    if getattr(cls, "__getstate__", None) is not getattr(default, "__getstate__", None):
+        return False  # `object` has it since Python 3.11
+    module = sys.modules.get(cls.__module__)
+    file = getattr(module, "__file__", None)
+    return cls.__module__ == "__main__" or (file is not None and is_user_file(file))
 
 
 def _tensors(given: Any) -> Iterator[torch.Tensor]:
@@ -116,17 +134,30 @@ def _tensors(given: Any) -> Iterator[torch.Tensor]:
             plain = type(item) in (torch.Tensor, torch.nn.Parameter) or is_pending(item)
             if plain and (item.layout == torch.strided or is_sparse(item)) and not item.is_nested:
                 yield item
-        elif isinstance(item, _LOOKED_INTO) and id(item) not in seen:
+        elif _is_looked_into(item) and id(item) not in seen:
             seen.add(id(item))
             stack += _contents(item)
 
 
 def _contents(item: Any) -> list[Any]:
-    """The content of a container, without calling its own methods."""
+    """The content of a container or object, without calling its own methods."""
     if isinstance(item, torch.nn.Module):
         return [vars(item).get(name) for name in ("_parameters", "_buffers", "_modules")]
     if isinstance(item, torch.optim.Optimizer):
         return [vars(item).get(name) for name in ("state", "param_groups")]
     if isinstance(item, dict):
         return list(dict.values(item))
-    return list(list.__iter__(item) if isinstance(item, list) else tuple.__iter__(item))
+    if isinstance(item, (list, tuple)):
+        return list(list.__iter__(item) if isinstance(item, list) else tuple.__iter__(item))
+    attributes = [
+        attribute
+        for cls in type(item).__mro__
+        for name, attribute in vars(cls).items()
+        if type(attribute) is MemberDescriptorType
+        or (name == "__dict__" and type(attribute) is GetSetDescriptorType)
+    ]
+    found = []
+    for attribute in attributes:
+        with contextlib.suppress(AttributeError):  # an empty slot
+            found.append(attribute.__get__(item))
+    return found

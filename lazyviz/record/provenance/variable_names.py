@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...process.install_paths import PACKAGE
+from ...process.traced_frames import may_be_traced
 from ...torch_internals import private_api, storage_ownership
 from ..interception.register_optimizer_step_hooks import ValueFinder
 from ..sparse.components import COMPONENTS, parts_of
@@ -57,7 +58,7 @@ def variables_of(frame: FrameType | None) -> dict[str, Any]:
     # that the user requested (`locals()`) is the same object, and must not be changed.
     snapshot = frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(variables) is dict
     # References by the frame, this function and the argument.
-    if snapshot and sys.getrefcount(variables) == 3:
+    if snapshot and sys.getrefcount(variables) == 3 and not may_be_traced(frame):
         variables.clear()
     return copy
 

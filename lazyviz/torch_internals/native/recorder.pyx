@@ -31,6 +31,7 @@ cdef extern from *:
     """
 
 cdef extern from "Python.h":
+    Py_ssize_t PY_SSIZE_T_MAX
     # No key here has a hash or comparison that fails; the other function keeps an error that is set.
     PyObject *PyDict_GetItem "PyDict_GetItemWithError"(object mapping, object key)
     object PyObject_GenericGetAttr(object item, object name)
@@ -266,11 +267,11 @@ cdef dict infos, entries, above, pending_nodes, held
 cdef long hit_count = 0
 cdef Maker nodes, values_, storages_
 cdef object node_numbers, value_numbers, storage_numbers
-cdef object Shadow, ENTRY, MISSING, ref_cls, can_run_without, nowhere, known_number, number_of_one_op, evaluate_number, number_in
+cdef object Shadow, ENTRY, MISSING, ref_cls, can_run_without, nowhere, known_number, number_of_one_op, raise_from_read, number_in
 cdef object gradient_check, is_made_of_others, shape_only, is_reader, run_inside
-cdef object slow_sync, SyncPoint, OtherRanks, ADDRESSES, with_earlier_backward, is_small_update
+cdef object slow_sync, slow_release_unused, SyncPoint, OtherRanks, ADDRESSES, with_earlier_backward, is_small_update
 cdef object slow_before_step, slow_after_step
-cdef Py_ssize_t few
+cdef Py_ssize_t few, small
 cdef object sequence_number_of = attrgetter("sequence")
 cdef int MOST_FRAMES
 cdef uint64_t NO_SEQUENCE
@@ -293,7 +294,8 @@ cdef Py_ssize_t most_tensors, L_line, R_value, R_next, G_nodes, G_storages, G_in
 cdef Py_ssize_t RS_graph, RS_pauses, RS_absent, RS_busy, RS_appending, RS_last_change, RS_viewed, RS_explicit_detach, RS_owner, RS_summing, RS_batch, PR_active_thread, T_outside, T_storages, T_computed, T_exported, T_arrivals
 cdef Py_ssize_t C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
 cdef Py_ssize_t C_known_roots, C_learnt, C_met, F_block
-cdef object OutputSpec
+cdef Py_ssize_t[7] P_fields  # of a sync point, in the order of its constructor's arguments
+cdef object OutputSpec, new_object = object.__new__
 
 
 def connect(**parts):
@@ -308,9 +310,9 @@ def connect(**parts):
     global dispatch_depth, default_dtype, grad_enabled, inference_enabled, engine_node, sequence_number, is_of_python
     global make_wrapper, strided, is_zero, written_tensors, count_writes, sharing, extent, note_death, tape, recorder, scopes, sources, shapes, overlapped
     global cpu, alias, memory_of, is_ordinary, is_given, add_, increment_version, forward_mode_active, engine_is_sole_owner, symbolic
-    global slow_sync, SyncPoint, OtherRanks, ADDRESSES, with_earlier_backward, few, is_small_update
+    global slow_sync, slow_release_unused, SyncPoint, OtherRanks, ADDRESSES, with_earlier_backward, few, small, is_small_update
     global slow_before_step, slow_after_step
-    global run_inside, Shadow, can_run_without, nowhere, known_number, number_of_one_op, evaluate_number, number_in, gradient_check, is_made_of_others, shape_only, is_reader
+    global run_inside, Shadow, can_run_without, nowhere, known_number, number_of_one_op, raise_from_read, number_in, gradient_check, is_made_of_others, shape_only, is_reader
     global Deferred, complete, generators, slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global recording_state, table, runs, external, pending_nodes, recorder, is_in_op
     global learn, info_of, TrackedStorage, Unreachable, infos, entries, above, nodes, values_, storages_
@@ -319,13 +321,15 @@ def connect(**parts):
     can_run_without, nowhere = parts["can_run_without"], parts["NOWHERE"]
     Shadow, run_inside = parts["Shadow"], parts["run_inside"]
     slow_sync, sync_points = parts["slow_sync"], parts["sync_points"]
-    SyncPoint, OtherRanks, ADDRESSES, few = sync_points.SyncPoint, sync_points.OtherRanks, sync_points.ADDRESSES, sync_points.FEW
+    slow_release_unused = parts["slow_release_unused"]
+    SyncPoint, OtherRanks, ADDRESSES = sync_points.SyncPoint, sync_points.OtherRanks, sync_points.ADDRESSES
+    few, small = sync_points.FEW, sync_points.SMALL
     with_earlier_backward, is_small_update = sync_points.with_earlier_backward, sync_points.is_small_update
     slow_before_step, slow_after_step = parts["slow_before_step"], parts["slow_after_step"]
     folding, is_reader = parts["constant_folding"], parts["is_reader"]
     known_number, number_of_one_op = folding.number, folding.number_of_one_op
     gradient_check, shape_only = folding.CHECK_GRADIENTS, folding.SHAPE_ONLY
-    evaluate_number, number_in = parts["evaluate_number"], parts["number_in"]
+    raise_from_read, number_in = parts["raise_from_read"], parts["number_in"]
     LazyTensor, LazyParameter = parts["LazyTensor"], parts["LazyParameter"]
     Tensor, Parameter = parts["Tensor"], parts["Parameter"]
     OpOverload, OutputSpec = parts["OpOverload"], parts["OutputSpec"]
@@ -456,6 +460,8 @@ def _find_slots(parts):
     C_roots, C_paths = offset(scope, "_roots"), offset(scope, "_paths")
     C_known_roots, C_learnt, C_met = offset(scope, "roots"), offset(scope, "_learnt"), offset(scope, "met")
     F_block = offset(type(sources), "block")
+    for at, name in enumerate(SyncPoint.__slots__):
+        P_fields[at] = offset(SyncPoint, name)
 
 
 # --- positions in graphs --------------------------------------------------------------
@@ -1270,11 +1276,26 @@ cdef object number_of(object tensor):
     if not is_unknown_value(value):
         result = number_of_one_op(shapes, value)
         return MISS if result is None else result  # the Python code may find out
-    evaluate_number(tape, value)
+    evaluate_number(value)
     if is_pending(tensor):
         return MISS  # forgotten
     result = taken(quick.number(<PyObject *> tensor))
     return number_in(tensor) if result is None else result
+
+
+cdef object evaluate_number(object value):
+    """Evaluate the nodes that reading the number in ``value`` depends on."""
+    cdef list needed = []  # as `needed_by` of ``lazyviz.record.item_and_bool_reads``
+    made_by, writer = get(value, V_node), get(get(value, V_storage), S_writer)
+    if made_by is not None and get(made_by, N_state) != "done":
+        needed.append(made_by)
+    if writer is not None and get(writer, N_state) != "done":
+        needed.append(writer)
+    if needed:
+        try:
+            sync(runs, "item", needed, get(value, V_meta).nbytes, a_number=True)
+        except BaseException as error:
+            raise_from_read(error)
 
 
 cdef object counted(object value):
@@ -1706,6 +1727,22 @@ cdef int by_number(const void *left, const void *right) noexcept nogil:
     return (one > other) - (one < other)
 
 
+cdef void sort(Numbered *items, Py_ssize_t count) noexcept nogil:
+    """Sort ``items`` by number: by insertion if they are nearly sorted."""
+    cdef Py_ssize_t at, place, moves = 0
+    cdef Numbered item
+    for at in range(1, count):
+        item, place = items[at], at
+        while place and items[place - 1].number > item.number:
+            items[place] = items[place - 1]
+            place -= 1
+        items[place] = item
+        moves += at - place
+        if moves > 8 * count:
+            qsort(items, count, sizeof(Numbered), by_number)
+            return
+
+
 def closure(targets):
     """``lazyviz.record.dependency_closure.closure``."""
     cdef Found found
@@ -1732,9 +1769,10 @@ def closure(targets):
         if numbered == NULL:
             raise MemoryError
         for at in range(found.count):
-            numbered[at].number = get(<object> found.items[at], N_sequence)
-            numbered[at].item = found.items[at]
-        qsort(numbered, found.count, sizeof(Numbered), by_number)
+            # Backward, because most were found from their users.
+            numbered[at].item = found.items[found.count - 1 - at]
+            numbered[at].number = get(<object> numbered[at].item, N_sequence)
+        sort(numbered, found.count)
         ordered = []
         for at in range(found.count):
             ordered.append(<object> numbered[at].item)
@@ -1785,6 +1823,18 @@ def release_after(_, ran):
             release_value(value, recording)
         for value in <list> get(node, N_outputs):
             release_value(value, recording)
+
+
+def release_unused(pending_ops, ran=None):
+    """``lazyviz.record.pending_ops.PendingOps.release_unused``."""
+    if ran is None or pending_ops.views or TrackedStorage.unused or get(recording_state, RS_graph) is None:
+        return slow_release_unused(pending_ops, ran)
+    if pending_nodes:
+        release_after(None, ran)
+    else:
+        release_all(None, recording=True)
+    if len(<dict> get(table, T_outside)) > table._most_outside or len(table.results) > table._most_results:
+        table.forget_dead()
 
 
 def release_all(_, *, bint recording):
@@ -1839,13 +1889,23 @@ def sync(runs, str cause, needed, nbytes=0, *, bint a_number=False):
         if noted and graph is not None:
             seconds, index = perf_counter() - start, len(<list> get(graph, G_nodes))
             note_run(None, nodes, graph)
-            graph.sync_points.append(SyncPoint(cause, line, len(nodes), seconds, nbytes, index, reader))
+            point = sync_point((cause, line, len(nodes), seconds, nbytes, index, reader))
+            (<list> graph.sync_points).append(point)
+
+
+cdef object sync_point(tuple content):
+    """A ``SyncPoint`` with this content; its constructor is in Python."""
+    cdef Py_ssize_t at
+    point = new_object(SyncPoint)
+    for at in range(7):
+        put(point, P_fields[at], content[at])
+    return point
 
 
 cdef list with_small_updates(list nodes, object graph):
     """``lazyviz.record.sync_points.with_small_updates``; ``nodes`` are more than `few`."""
-    cdef Py_ssize_t count = len(nodes), at, place = 0
-    cdef list more, recorded = get(graph, G_nodes)
+    cdef Py_ssize_t count = len(nodes), at, place = 0, following
+    cdef list more, outputs, recorded = get(graph, G_nodes)
     first, last = nodes[0], nodes[count - 1]
     if get(first, N_graph) is not graph or get(last, N_graph) is not graph:
         return nodes
@@ -1853,13 +1913,18 @@ cdef list with_small_updates(list nodes, object graph):
     if end - start + 1 <= count:
         return nodes
     more = None
+    following = get(first, N_index)  # where the next of ``nodes`` is, which are in program order
     for at in range(start, min(end, len(recorded))):
-        node = recorded[at]
-        while place < count and get(nodes[place], N_index) < at:  # both are in program order
+        while following < at:
             place += 1
-        if place < count and nodes[place] is node:
+            following = get(nodes[place], N_index) if place < count else PY_SSIZE_T_MAX
+        node = recorded[at]
+        if (following == at and nodes[place] is node) or get(node, N_state) is not PENDING:
             continue
-        if get(node, N_state) == "pending" and is_small_update(node):
+        outputs = get(node, N_outputs)
+        if outputs and <Py_ssize_t> get(get(outputs[0], V_storage), S_nbytes) > small:
+            continue
+        if is_small_update(node):
             if more is None:
                 more = []
             more.append(node)
@@ -1893,7 +1958,7 @@ cdef bint may_leave_backward(list ran, object graph) except -1:
     start, before = graph.considered_by_reads
     for at in range(start, min(stop, len(recorded))):
         node = recorded[at]
-        if get(node, N_state) == "pending" and get(node, N_phase) == "backward":
+        if get(node, N_state) is PENDING and get(node, N_phase) == "backward":
             return True
     graph.considered_by_reads = before, max(before, last)
     return False

@@ -35,6 +35,7 @@ cdef object running_on = 0  # the thread that is in such a run
 cdef object tape, replays, node_passes, evaluation, RunHistory
 cdef object is_on_gpu, stand_ins, OtherRanks, needs_absent, at_users_line, complete, can_run_in_one_go
 cdef object graph_of, note_elsewhere, note_failure, raise_stopped, finish_stopped
+cdef object refuse, run_counted, counter_of, of_read, numbers
 cdef unsigned long main_thread
 cdef double longest
 
@@ -43,13 +44,14 @@ def connect(**parts):
     """The objects of lazyviz that are used here, by name."""
     global tape, replays, node_passes, evaluation, RunHistory, is_on_gpu, stand_ins, OtherRanks, needs_absent
     global at_users_line, complete, can_run_in_one_go, note_elsewhere, note_failure, raise_stopped
-    global graph_of, finish_stopped, main_thread, longest
+    global graph_of, finish_stopped, main_thread, longest, refuse, run_counted, counter_of, of_read, numbers
     tape, replays, node_passes = parts["tape"], parts["replays"], parts["node_passes"]
     evaluation, RunHistory = parts["evaluation"], parts["RunHistory"]
     is_on_gpu, stand_ins, OtherRanks = parts["is_on_gpu"], parts["stand_ins"], parts["OtherRanks"]
     needs_absent, at_users_line, complete = parts["needs_absent"], parts["at_users_line"], parts["complete"]
     can_run_in_one_go, note_elsewhere = parts["can_run_in_one_go"], parts["note_elsewhere"]
-    graph_of = parts["graph_of"]
+    graph_of, refuse, run_counted = parts["graph_of"], parts["refuse"], parts["run_counted"]
+    counter_of, of_read, numbers = parts["counter_of"], parts["of_read"], parts["numbers"]
     note_failure, raise_stopped = parts["note_failure"], parts["raise_stopped"]
     finish_stopped, main_thread, longest = parts["finish_stopped"], parts["main_thread"], parts["longest"]
 
@@ -65,12 +67,23 @@ cdef bint runs_plainly(lazy, recorded) except -1:
         return False
     if lazy is not None:
         choices = lazy.choices
-        if choices.saves_memory or choices.summaries or lazy.runs.has_listeners:
+        if saves_memory(choices) or choices.summaries or lazy.runs._listeners:
             return False
         if lazy.ir is recorded:
             return True
-    other = None if recorded is None else evaluation.graphs.get(id(recorded))
-    return other is None or not other.choices.saves_memory
+    other = None if recorded is None else lazy_graph_of(recorded)
+    return other is None or not saves_memory(other.choices)
+
+
+cdef bint saves_memory(choices) except -1:
+    """``GraphOptions.saves_memory``; no Python code is called for the default."""
+    return not (choices.split == "off" and choices.recompute == "off") and choices.saves_memory
+
+
+cdef object lazy_graph_of(graph):
+    """``evaluation.graphs.get(id(graph))``."""
+    ref = (<dict> evaluation.graphs.data).get(id(graph))
+    return None if ref is None else ref()
 
 
 cdef bint is_suited(subgraph, known, graph) except -1:
@@ -87,6 +100,20 @@ cdef bint is_suited(subgraph, known, graph) except -1:
     return known.in_one_go
 
 
+def run_for_sync(nodes, str cause):
+    """``lazyviz.session.evaluate_at_sync_point.run_for_sync``."""
+    if evaluation.forbidden.get():
+        refuse(nodes, cause)
+    background = tape.runs.background
+    if background is not None and tape.runs.finish_first(nodes):
+        nodes = node_passes.unfinished(nodes)
+    counters = evaluation.metrics.counters
+    counters["syncs"] += 1
+    counters[counter_of(cause)] += 1
+    if nodes and not run_in_one_go(nodes, cause):
+        run_counted(nodes, cause)
+
+
 def run_in_one_go(nodes, str cause):
     """Run ``nodes`` of one graph if they are a short cached subgraph; returns False for others."""
     runs, recording = tape.runs, tape.recording
@@ -97,7 +124,7 @@ def run_in_one_go(nodes, str cause):
         return False
     if (is_on_gpu is not None and is_on_gpu()) or ((stand_ins or OtherRanks.ranks) and needs_absent(nodes)):
         return False
-    lazy = evaluation.graphs.get(id(graph))
+    lazy = lazy_graph_of(graph)
     if not runs_plainly(lazy, recorded):
         return False
     cdef ShortRun run = ShortRun.__new__(ShortRun)
@@ -123,12 +150,21 @@ cdef object note(subgraph, lazy, recorded, levels, seconds, str cause):
     done = len(nodes)
     evaluation.last_run = cause, done, seconds
     metrics = evaluation.metrics
-    metrics.add("evaluate", seconds)
+    timing = (<dict> metrics._timings).get("evaluate")
+    if timing is None:
+        metrics.add("evaluate", seconds)
+    else:  # as `Metrics.add` does
+        timing.recent.append(seconds)
+        timing.count += 1
+        timing.total += seconds
     metrics.counters["ops run"] += done
     if recorded is None or lazy is None or lazy.ir is not recorded:
         note_elsewhere(lazy, nodes, seconds, levels, cause)
-    else:
-        lazy.runs.note_read(nodes, seconds, levels, cause)
+        return
+    runs = lazy.runs  # its report and timeline are created on demand
+    runs.error = runs.live = runs.state = None
+    runs._report = nodes, seconds, levels, cause
+    (<list> runs._timelines).append(of_read((nodes, levels.marks)))
 
 
 cdef class ShortRun:
@@ -182,7 +218,7 @@ cdef class ShortRun:
         """Run it; False if a mode of the user's must see its ops. Raises a kernel's errors."""
         global running_on
         subgraph = self.subgraph
-        tape.recording.changed()
+        tape.recording.last_change = next(numbers)  # `RecordingState.changed`
         running_on = main_thread
         try:
             warn = self.known.code.in_one_go(

@@ -12,6 +12,7 @@ import torch
 import lazyviz
 from lazyviz.execute.replay import native_codegen, native_short_runs, node_passes
 from lazyviz.execute.replay.program_cache import replays
+from lazyviz.record.tape import tape
 from lazyviz.session import evaluate_at_sync_point
 
 from ...faults.support.inject_faults import Fault, in_lazyviz, inject
@@ -35,6 +36,7 @@ def counted(monkeypatch):
         return ran
 
     monkeypatch.setattr(evaluate_at_sync_point, "run_in_one_go", counting)
+    monkeypatch.setattr(tape.runs, "evaluator", evaluate_at_sync_point.run_for_sync)
     replays.clear()
     return found
 
