@@ -135,6 +135,7 @@ def inject(
         raise error(tracer.place)
 
     before = signal.signal(signal.SIGUSR1, handler) if by_signal else None
+    function_state = torch._C._get_torch_function_state()
     try:
         with tracer.tracing():
             action()
@@ -146,6 +147,9 @@ def inject(
     finally:
         if by_signal:
             signal.signal(signal.SIGUSR1, before)
+            # A trace function, but no signal, can raise before `__exit__` of a context written in C, such as
+            # PyTorch's for this; see docs/limits.md.
+            torch._C._set_torch_function_state(function_state)
     return None
 
 
