@@ -135,7 +135,7 @@ def inject(
         raise error(tracer.place)
 
     before = signal.signal(signal.SIGUSR1, handler) if by_signal else None
-    function_state = torch._C._get_torch_function_state()
+    function_state, collects = torch._C._get_torch_function_state(), gc.isenabled()
     try:
         with tracer.tracing():
             action()
@@ -147,9 +147,11 @@ def inject(
     finally:
         if by_signal:
             signal.signal(signal.SIGUSR1, before)
-            # A trace function, but no signal, can raise before `__exit__` of a context written in C, such as
-            # PyTorch's for this; see docs/limits.md.
+            # A trace function, but no signal, can raise before the first call of a `finally` clause, and before
+            # `__exit__` of a context written in C, such as PyTorch's for this; see docs/limits.md.
             torch._C._set_torch_function_state(function_state)
+            if collects:
+                gc.enable()
     return None
 
 
