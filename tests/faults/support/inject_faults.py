@@ -147,8 +147,8 @@ def inject(
     finally:
         if by_signal:
             signal.signal(signal.SIGUSR1, before)
-            # A trace function, but no signal, can raise before the first call of a `finally` clause, and before
-            # `__exit__` of a context written in C, such as PyTorch's for this; see docs/limits.md.
+            # A trace function, but no signal, can raise before the first call of a `finally` clause, and
+            # before `__exit__` of a context written in C, such as PyTorch's; see docs/limits.md.
             torch._C._set_torch_function_state(function_state)
             if collects:
                 gc.enable()
