@@ -21,7 +21,7 @@ def variables(frame, weight):
 
 
 def arguments(frame, weight):
-    assert torch_save._arguments(frame)
+    assert torch_save._arguments(frame, False)
 
 
 @pytest.mark.parametrize("tracing", [True, False])

@@ -120,6 +120,30 @@ def test_what_an_object_does_not_save_is_not_evaluated():
     assert graph.sync_points and lazyviz.is_lazy(state.average.first)
 
 
+LIBRARY = """
+class Trainer:
+    def __init__(self, model, batch):
+        self.model, self.batch = model, batch
+
+    def save(self, file):
+        torch.save(self.model.state_dict(), file)
+"""
+
+
+def test_what_the_users_trainer_does_not_save_is_not_evaluated():
+    names = {"torch": torch}
+    exec(compile(LIBRARY, torch.__file__, "exec"), names)
+
+    class OwnTrainer(names["Trainer"]):
+        """A user's subclass of a library's class, in whose method the model is saved."""
+
+    with lazyviz.lazy() as graph:
+        trainer = OwnTrainer(trained()[0], torch.rand(4) * 2)
+        trainer.save(io.BytesIO())
+    assert len(graph.sync_points) == 1
+    assert lazyviz.is_lazy(trainer.batch)
+
+
 def test_weights_that_are_tied_are_saved_in_one_go(tmp_path):
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
@@ -224,9 +248,9 @@ def test_reads_in_the_users_code_examine_no_callers(monkeypatch):
     examined = []
     arguments = torch_save._arguments
 
-    def noted(frame):
+    def noted(frame, pickles):
         examined.append(frame.f_code.co_name)
-        return arguments(frame)
+        return arguments(frame, pickles)
 
     monkeypatch.setattr(torch_save, "_arguments", noted)
     with lazyviz.lazy() as graph:

@@ -48,8 +48,9 @@ def read_with(tape: Tape, tensor: torch.Tensor, *, write: bool, frame: FrameType
     nodes: dict[TrackedNode, None] = {}
     with tape.recording.paused(), private_api.no_function_modes():
         while frame is not None and _is_library(frame.f_code):
-            for given in _arguments(frame):
-                tensors = list(_tensors(given))
+            pickles = frame.f_code.co_filename in _PICKLING
+            for given in _arguments(frame, pickles):
+                tensors = list(_tensors(given, pickles))
                 if any(_place(each) == place for each in tensors):
                     for each in tensors:
                         nodes.update(dict.fromkeys(nodes_before_access(tape, each, write=write)))
@@ -87,10 +88,18 @@ def _place(tensor: torch.Tensor) -> int:
     return private_api.storage_address(tensor)
 
 
-def _arguments(frame: FrameType) -> list[Any]:
-    """The containers, modules, and objects of the user among the arguments of a running function."""
+_PICKLING = frozenset({torch.serialization.__file__, seen.__code__.co_filename})
+"""Files of functions that save whole objects; others, such as a trainer's methods, save a part of theirs."""
+
+
+def _arguments(frame: FrameType, pickles: bool) -> list[Any]:
+    """The containers and modules among the arguments of a running function, and the user's objects if it
+    ``pickles`` them.
+    """
     variables = frame.f_locals
-    found = [content for name in _names(frame.f_code) if _is_looked_into(content := variables.get(name))]
+    found = [
+        content for name in _names(frame.f_code) if _is_looked_into(content := variables.get(name), pickles)
+    ]
     content = None
     # Up to Python 3.12, the frame keeps this dictionary, and all its content, alive; see `variables_of`.
     if type(variables) is dict and sys.getrefcount(variables) == 3 and not may_be_traced(frame):
@@ -106,8 +115,8 @@ def _names(code: CodeType) -> tuple[str, ...]:
 _CONTAINERS = (dict, list, tuple, torch.nn.Module, torch.optim.Optimizer)
 
 
-def _is_looked_into(item: Any) -> bool:
-    return isinstance(item, _CONTAINERS) or _has_only_attributes(type(item))
+def _is_looked_into(item: Any, pickles: bool) -> bool:
+    return isinstance(item, _CONTAINERS) or (pickles and _has_only_attributes(type(item)))
 
 
 def _has_only_attributes(cls: type) -> bool:
@@ -124,7 +133,7 @@ def _has_only_attributes(cls: type) -> bool:
     return cls.__module__ == "__main__" or (file is not None and is_user_file(file))
 
 
-def _tensors(given: Any) -> Iterator[torch.Tensor]:
+def _tensors(given: Any, pickles: bool) -> Iterator[torch.Tensor]:
     """The plain tensors in a container, and the sparse ones, at any depth."""
     stack = [given]
     seen: set[int] = set()
@@ -134,7 +143,7 @@ def _tensors(given: Any) -> Iterator[torch.Tensor]:
             plain = type(item) in (torch.Tensor, torch.nn.Parameter) or is_pending(item)
             if plain and (item.layout == torch.strided or is_sparse(item)) and not item.is_nested:
                 yield item
-        elif _is_looked_into(item) and id(item) not in seen:
+        elif _is_looked_into(item, pickles) and id(item) not in seen:
             seen.add(id(item))
             stack += _contents(item)
 
