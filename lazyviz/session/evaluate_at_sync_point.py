@@ -9,7 +9,6 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NoReturn
 
 from ..execute import eager_backend
@@ -291,7 +290,7 @@ def _connect_compiled() -> tuple[Callable[[Sequence[TrackedNode], str], bool], E
         refuse=_refuse,
         run_counted=_run_counted,
         counter_of=_counter_of,
-        of_read=partial(tuple.__new__, OfRead),  # its own constructor is in Python
+        of_read=functools.partial(tuple.__new__, OfRead),  # its own constructor is in Python
         numbers=TrackedNode._sequence,
     )
     return module.run_in_one_go, module.run_for_sync

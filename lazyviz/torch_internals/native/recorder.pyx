@@ -294,7 +294,8 @@ cdef Py_ssize_t most_tensors, L_line, R_value, R_next, G_nodes, G_storages, G_in
 cdef Py_ssize_t RS_graph, RS_pauses, RS_absent, RS_busy, RS_appending, RS_last_change, RS_viewed, RS_explicit_detach, RS_owner, RS_summing, RS_batch, PR_active_thread, T_outside, T_storages, T_computed, T_exported, T_arrivals
 cdef Py_ssize_t C_root, C_module, C_callers, C_entered, C_by_sequence, C_phase, C_parameters, C_roots, C_paths
 cdef Py_ssize_t C_known_roots, C_learnt, C_met, F_block
-cdef Py_ssize_t[7] P_fields  # of a sync point, in the order of its constructor's arguments
+cdef enum: FIELDS = 7
+cdef Py_ssize_t[FIELDS] P_fields  # of a sync point, in the order of its constructor's arguments
 cdef object OutputSpec, new_object = object.__new__
 
 
@@ -458,8 +459,7 @@ def _find_slots(parts):
     C_roots, C_paths = offset(scope, "_roots"), offset(scope, "_paths")
     C_known_roots, C_learnt, C_met = offset(scope, "roots"), offset(scope, "_learnt"), offset(scope, "met")
     F_block = offset(type(sources), "block")
-    for at, name in enumerate(SyncPoint.__slots__):
-        P_fields[at] = offset(SyncPoint, name)
+    find_fields_of_sync_points()
 
 
 # --- positions in graphs --------------------------------------------------------------
@@ -1891,11 +1891,19 @@ def sync(runs, str cause, needed, nbytes=0, *, bint a_number=False):
             (<list> graph.sync_points).append(point)
 
 
+cdef object find_fields_of_sync_points():
+    cdef Py_ssize_t at
+    if len(SyncPoint.__slots__) != FIELDS:
+        raise ImportError(f"SyncPoint has not {FIELDS} fields")
+    for at in range(FIELDS):
+        P_fields[at] = offset(SyncPoint, SyncPoint.__slots__[at])
+
+
 cdef object sync_point(tuple content):
     """A ``SyncPoint`` with this content; its constructor is in Python."""
     cdef Py_ssize_t at
     point = new_object(SyncPoint)
-    for at in range(7):
+    for at in range(FIELDS):
         put(point, P_fields[at], content[at])
     return point
 

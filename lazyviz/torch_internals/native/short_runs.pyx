@@ -112,8 +112,7 @@ def run_for_sync(nodes, str cause):
     """``lazyviz.session.evaluate_at_sync_point.run_for_sync``."""
     if forbidden.get():
         refuse(nodes, cause)
-    background = pending_runs.background
-    if background is not None and pending_runs.finish_first(nodes):
+    if pending_runs.background is not None and pending_runs.finish_first(nodes):
         nodes = node_passes.unfinished(nodes)
     counters = metrics.counters
     counters["syncs"] += 1
