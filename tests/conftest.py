@@ -48,6 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--library-table", metavar="FILE", help="write the table of libraries (.md)")
 
 
+@pytest.hookimpl(trylast=True)  # the days of what ``-m`` and ``-k`` leave
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With ``--daily``: what takes seconds is left out, and each conformance test has its day.  With
     ``--in-turn``: each case of a test and each test that takes long has its day.  With

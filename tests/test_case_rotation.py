@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import datetime
 import importlib
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from . import case_rotation
 
@@ -48,11 +52,28 @@ def test_every_day_has_a_case_of_each_test_and_all_that_is_fast():
         assert 1 <= sum(item in due for item in MANY) <= 3
 
 
+@pytest.mark.parametrize("every_test", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 5, 12])
+def test_every_day_has_one_of_a_few_tests_that_take_long(count, every_test):
+    few = SLOW[:count]
+    turns = case_rotation.EVERY_TEST_TURNS if every_test else case_rotation.TURNS
+    days = [case_rotation.due(few, FIRST + day, every_test) for day in range(turns)]
+    assert all(days)
+    assert {item for day in days for item in day} == set(few)
+
+
+def test_days_are_of_the_tests_that_a_marker_leaves():
+    """``make test`` failed on a day on which none of the tests that take times had its turn."""
+    command = [*(sys.executable, "-m", "pytest", "--collect-only", "-q", "--in-turn", "--day=2026-11-28")]
+    command += ["-m", "takes_times", "tests/test_startup.py"]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, timeout=300).returncode == 0
+
+
 def test_fast_tests_take_turns_where_it_is_asked_for():
     turns = range(case_rotation.EVERY_TEST_TURNS)
     days = [case_rotation.due(ITEMS, FIRST + day, every_test=True) for day in turns]
-    for item in ITEMS:
-        assert sum(item in day for day in days) == 1
+    assert {item for day in days for item in day} == set(ITEMS)
+    assert all(len(day) < len(ITEMS) / 4 for day in days)
 
 
 def test_all_folders_of_unit_tests_are_repeated_in_python_alone(monkeypatch):
