@@ -164,7 +164,7 @@ PyObject* below(PyObject*, PyObject* args) {
     if (root) stack.push_back(&root);
   }
   std::unordered_map<const Node*, Met> met;
-  met.reserve(512);
+  met.reserve(32);
   const auto add = [&](const NodePointer& node) {
     if (!std::exchange(met[node.get()].adds, true)) all->nodes->push_back(node);
   };

@@ -308,6 +308,11 @@ class Kernel final : public c10::OperatorKernel {
     Gil gil;
     if (!ready()) return false;
     CollectorPause pause;
+    return recorded_now(stack);
+  }
+
+  // The same, where the recorder is known to be ready.
+  bool recorded_now(Stack* stack) {
     const c10::IValue* values = arguments_on(stack);
     THPObjectPtr args(positional(values, nullptr)), kwargs(named(values));
     PyObject* answer;
@@ -340,7 +345,7 @@ class Kernel final : public c10::OperatorKernel {
     CollectorPause pause;
     if (ready()) {
       c10::impl::ExcludeDispatchKeyGuard guard(ABOVE);
-      return records_ && recorded(stack) ? Way::recorded : Way::python;
+      return records_ && recorded_now(stack) ? Way::recorded : Way::python;
     }
     if (!passes_ || !outside()) return Way::python;
     if (retired()) return Way::retired;

@@ -28,13 +28,16 @@ cdef extern from *:
     #ifndef LAZYVIZ_FULL_TRACEBACK
     #define PyTraceBack_Here(frame) ((void) (frame))
     #endif
+    #ifdef __GNUC__ /* Code for errors is kept apart from that which runs for every op. */
+    static void __Pyx_AddTraceback(const char *, int, int, const char *) __attribute__((cold));
+    #endif
     """
 
 cdef extern from "Python.h":
     Py_ssize_t PY_SSIZE_T_MAX
     # No key here has a hash or comparison that fails; the other function keeps an error that is set.
     PyObject *PyDict_GetItem "PyDict_GetItemWithError"(object mapping, object key)
-    object PyObject_GenericGetAttr(object item, object name)
+    object PyObject_GenericGetDict(object item, void *unused)
     Py_ssize_t PyUnicode_Tailmatch(object text, object part, Py_ssize_t start, Py_ssize_t end, int direction) except -1
     int PyGC_Disable()
     int PyGC_Enable()
@@ -46,6 +49,7 @@ cdef extern from "Python.h":
         PyMemberDef *d_member
 
     ctypedef struct PyTypeObject:
+        PyObject *tp_dict
         PyObject *(*tp_new)(PyTypeObject *, PyObject *, PyObject *) except NULL
 
     ctypedef struct PyThreadState:
@@ -81,6 +85,18 @@ cdef extern from *:
         return made;
     }
 
+    /* Whether a weak reference is to this object. */
+    static inline int refers_to(PyObject *reference, PyObject *object) {
+    #if PY_VERSION_HEX >= 0x030D0000
+        PyObject *found = NULL;
+        int is_same = PyWeakref_GetRef(reference, &found) > 0 && found == object;
+        Py_XDECREF(found);
+        return is_same;
+    #else
+        return PyWeakref_GET_OBJECT(reference) == object;
+    #endif
+    }
+
     #if PY_VERSION_HEX >= 0x030B0000
     #define instruction_of(frame) PyFrame_GetLasti(frame)
     #else
@@ -88,6 +104,7 @@ cdef extern from *:
     #endif
     """
     PyObject *new_hidden(PyTypeObject *) except NULL
+    bint refers_to(object, object) noexcept
     int instruction_of(PyFrameObject *)
 
 
@@ -141,9 +158,11 @@ cdef object ZERO = 0  # there is one object for it
 
 
 cdef inline bint is_set(object item, Py_ssize_t at) except -1:
-    """Whether the number in a slot is not 0; nearly always, it is."""
+    """Whether the content of a slot, most often a number, is true."""
     cdef PyObject *content = raw_slot(item, at)
-    return content != <PyObject *> ZERO and <bint> bool(<object> content)
+    if content == <PyObject *> ZERO:
+        return False
+    return type(<object> content) is int or <bint> bool(<object> content)
 
 
 cdef inline void put(object item, Py_ssize_t at, object content) noexcept:
@@ -161,6 +180,14 @@ cdef Py_ssize_t offset(type cls, str name) except -1:
         if type(member).__name__ == "member_descriptor":
             return (<PyMemberDescrObject *> <void *> member).d_member.offset
     raise ImportError(f"{cls.__name__} has no slot {name}")
+
+
+cdef inline object of_class(type cls, str name):
+    """The class's own attribute ``name``."""
+    cdef PyObject *found = PyDict_GetItem(<object> (<PyTypeObject *> cls).tp_dict, name)
+    if found is NULL:
+        raise AttributeError(name)
+    return <object> found
 
 
 # --- visibility to the garbage collector ----------------------------------------------
@@ -315,7 +342,7 @@ def connect(**parts):
     global slow_before_step, slow_after_step, run_inside, Shadow, can_run_without, nowhere, known_number, number_of_one_op, raise_from_read, number_in, gradient_check, is_made_of_others, shape_only, is_reader
     global Deferred, complete, generators, slow_record, NO_SEQUENCE, take, quick, is_calling, default_generator, TrackedValue, Dtype, Layout, MemoryFormat
     global recording_state, table, runs, external, pending_nodes, recorder, is_in_op
-    global learn, info_of, TrackedStorage, Unreachable, infos, entries, above, nodes, values_, storages_
+    global learn, info_of, TrackedStorage, Unreachable, infos, entries, above, entered_frames, nodes, values_, storages_
     global held, most_tensors, node_numbers, value_numbers, storage_numbers, ENTRY, MISSING, MOST_FRAMES, ref_cls, snapshot_key, autocast_keys, key_set_offset, OutputSpec
     slow, Unexamined = parts["slow"], parts["Unexamined"]
     can_run_without, nowhere = parts["can_run_without"], parts["NOWHERE"]
@@ -357,7 +384,7 @@ def connect(**parts):
     scopes, shapes = tape.scopes, tape.shapes
     overlapped = tape.memory_holders.overlapped
     sources = scopes.sources
-    above = sources._above
+    above, entered_frames = sources._above, ~<uint64_t> 0
     slow_record = recorder.record
     infos, entries = shapes.infos, shapes.entries
     learn, info_of = shapes.learn, shapes.info
@@ -822,7 +849,10 @@ def hits():
 
 cdef inline object value_of(object tensor):
     """The value of a pending tensor."""
-    return PyObject_GenericGetAttr(tensor, "_lazyviz")
+    cdef PyObject *found = PyDict_GetItem(PyObject_GenericGetDict(tensor, NULL), "_lazyviz")
+    if found is NULL:
+        raise AttributeError("_lazyviz")
+    return <object> found
 
 
 cdef inline bint is_pending(object tensor):
@@ -948,7 +978,7 @@ cdef object view_is_being_made(object tensor):
     """``lazyviz.record.lazy_tensor.view_is_being_made``."""
     show_as_wrapper(tensor, False)
     ref = get(value_of(tensor), V_tensor)
-    while ref is not None and ref() is not tensor:  # another tensor may have this value as well
+    while ref is not None and not refers_to(ref, tensor):  # another tensor may have this value as well
         ref = get(ref, R_next)
     put(recording_state, RS_viewed, ref)
 
@@ -971,7 +1001,8 @@ cdef object detached(object tensor):
 cdef object view_is_made():
     """``lazyviz.record.recording_state.RecordingState.view_is_made``."""
     tensor = get(recording_state, RS_viewed)()
-    if isinstance(tensor, LazyTensor):
+    cls = type(tensor)
+    if cls is not Tensor and cls is not Parameter and (is_pending(tensor) or isinstance(tensor, LazyTensor)):
         show_as_wrapper(tensor, True)
     put(recording_state, RS_viewed, None)
 
@@ -1078,7 +1109,7 @@ cdef object attempt(Op op, object func, tuple args, object kwargs, bint deferrin
         if not op.hidden and len(args) > op.last:
             for position in op.positions:
                 item = args[position]
-                if isinstance(item, Tensor):
+                if is_pending(item) or isinstance(item, Tensor):
                     written.append(storage_of(item))
                 elif isinstance(item, (list, tuple)):
                     for entry in item:
@@ -1187,7 +1218,7 @@ cdef bint needs_python(object inferred, list tensors) except -1:
 
 
 cdef bint is_made_in_python(object meta, object base) except -1:
-    return bool(get(meta, M_flags)) or (
+    return is_set(meta, M_flags) or (
         base is not None and quick.is_inference(<PyObject *> base) != quick.inference_mode()
     )
 
@@ -1511,7 +1542,7 @@ cdef object outside(object tensor, Op op, object graph, bint deferring):
         if (
             ref is not None
             and get(value, V_real) is not None
-            and ref() is tensor
+            and refers_to(ref, tensor)
             and get(storage, S_foreign) is False
             and <size_t> get(storage, S_address) == quick.storage_address(<PyObject *> tensor)
         ):
@@ -1985,7 +2016,7 @@ cdef object release_value(object value, bint recording):
     storage = get(value, V_storage)
     real = get(value, V_real)
     if real is not None:
-        if get(value, V_uses) and get(storage, S_foreign) is False:
+        if is_set(value, V_uses) and get(storage, S_foreign) is False:
             address = quick.storage_address(<PyObject *> real)
             if known.setdefault(address, storage) is storage:
                 put(storage, S_address, address)
@@ -1997,9 +2028,9 @@ cdef object release_value(object value, bint recording):
             if found == <PyObject *> value:
                 del (<dict> get(table, T_outside))[<size_t> <void *> tensor]
     address = get(storage, S_address)
-    if address is not UNMET and address is not nowhere and not get(storage, S_uses):
+    if address is not UNMET and address is not nowhere and not is_set(storage, S_uses):
         drop_storage(storage, known, recording)
-    if get(storage, S_external) is True and (held or not get(storage, S_live)):
+    if get(storage, S_external) is True and (held or not is_set(storage, S_live)):
         storage.count_held()
 
 
@@ -2009,7 +2040,7 @@ cdef object drop_storage(object storage, dict known, bint recording):
     cdef PyObject *found = PyDict_GetItem(known, address)
     if found == <PyObject *> storage:
         del known[address]
-        if recording and get(storage, S_live):
+        if recording and is_set(storage, S_live):
             (<dict> get(table, T_computed))[address] = storage
         put(storage, S_address, nowhere)
 
@@ -2192,6 +2223,21 @@ cdef inline int calls_at(PyFrameObject *frame) noexcept:
     return at
 
 
+# The frames of which a place may be known, as bits that follow from their addresses.
+cdef uint64_t entered_frames = 0
+
+
+cdef inline uint64_t bit_of(void *frame) noexcept:
+    return <uint64_t> 1 << ((<uint64_t> <size_t> frame >> 4) * <uint64_t> 0x9E3779B97F4A7C15 >> 58)
+
+
+cdef inline PyObject *place_above(void *frame):
+    """The place of a frame that was entered, or NULL."""
+    if not entered_frames & bit_of(frame):
+        return NULL
+    return PyDict_GetItem(above, <size_t> frame)
+
+
 cdef tuple place_of(PyFrameObject *raw, bint with_callers):
     """``SourceFinder.place``, or ``find`` if the callers are not needed; takes over the reference."""
     cdef Spot *spot
@@ -2207,9 +2253,7 @@ cdef tuple place_of(PyFrameObject *raw, bint with_callers):
         if with_callers and count > MOST_FRAMES:
             break
         at = calls_at(raw)
-        entered = <PyObject *> calling_from[at] if at >= 0 else NULL
-        if entered is NULL and above:
-            entered = PyDict_GetItem(above, <size_t> raw)
+        entered = <PyObject *> calling_from[at] if at >= 0 else place_above(raw)
         if entered is not NULL:
             place = <tuple> entered
             if line is None:
@@ -2241,14 +2285,19 @@ cdef tuple place_of(PyFrameObject *raw, bint with_callers):
 
 def enter(_, frame):
     """``lazyviz.record.provenance.source_lines.SourceFinder.enter``."""
+    global entered_frames
     place = place_of(PyFrame_GetBack(<PyFrameObject *> frame), True)
+    entered_frames |= bit_of(<void *> frame)
     (<dict> above)[<size_t> <void *> frame] = place
     return place
 
 
 def leave(_, frame):
     """``lazyviz.record.provenance.source_lines.SourceFinder.leave``."""
+    global entered_frames
     (<dict> above).pop(<size_t> <void *> frame, None)
+    if not above:
+        entered_frames = 0
 
 
 cdef object reader_at(object frame, Spot *spot):
@@ -2271,7 +2320,7 @@ def read_at(_, frame):
     cdef PyObject *entered
     reader = None
     while frame is not None:
-        entered = PyDict_GetItem(above, <size_t> <void *> frame) if above else NULL
+        entered = place_above(<void *> frame)
         if entered is not NULL:
             return (<tuple> entered)[0], reader
         spot = spot_of(frame)
@@ -2300,7 +2349,7 @@ def find(_, frame):
     cdef PyObject *entered
     phase = None
     while frame is not None:
-        entered = PyDict_GetItem(above, <size_t> <void *> frame) if above else NULL
+        entered = place_above(<void *> frame)
         if entered is not NULL:
             place = <tuple> entered
             return place[0], place[1] or phase
@@ -2672,7 +2721,7 @@ cdef object tensor_of(object value, object meta, object storage, object base):
     if is_made_in_python(meta, base):
         return wrap(value, base)
     tensor = wrapper(meta)
-    tensor._lazyviz = value
+    PyDict_SetItem(PyObject_GenericGetDict(tensor, NULL), "_lazyviz", value)
     refer(tensor, value, storage)
     return tensor
 
@@ -2693,16 +2742,16 @@ def on_death(ref):
     value = get(ref, R_value)
     storage = get(value, V_storage)
     graph = get(storage, S_graph)
-    recording = TrackedStorage.recording
+    recording = of_class(<type> TrackedStorage, "recording")
     external = get(storage, S_external) is not False
     if (
         get(storage, S_replaced) is not None
-        or get(graph, G_lost)
+        or is_set(graph, G_lost)
         or (recording is not None and recording is not graph)
     ):
         note_death(ref)
         return
-    if external and get(value, V_real) is not None and not get(value, V_uses) and get(value, V_node) is None:
+    if external and get(value, V_real) is not None and not is_set(value, V_uses) and get(value, V_node) is None:
         TrackedStorage.unused.append(value)
     before = get(value, V_tensor)
     if before is ref:
@@ -2717,11 +2766,11 @@ def on_death(ref):
     live = get(storage, S_live) - 1
     put(storage, S_live, live)
     if live == 0:
-        if Unreachable.possible is not True:
+        if of_class(<type> Unreachable, "possible") is not True:
             Unreachable.possible = True
         put(storage, S_dropped, position_of(len(<list> get(graph, G_nodes))))
         put(storage, S_dropped_in, None)
-        if external and get(storage, S_uses):
+        if external and is_set(storage, S_uses):
             storage.count_held()
 
 

@@ -21,6 +21,9 @@ cdef extern from *:
     #ifndef LAZYVIZ_FULL_TRACEBACK
     #define PyTraceBack_Here(frame) ((void) (frame))
     #endif
+    #ifdef __GNUC__ /* Code for errors is kept apart from that which runs for every op. */
+    static void __Pyx_AddTraceback(const char *, int, int, const char *) __attribute__((cold));
+    #endif
     """
 
 cdef extern from "Python.h":
