@@ -3,7 +3,9 @@
 import html
 import re
 
-OUTPUT = re.compile(r'(<div class="output (?:stream|text_plain)[^>]*><div class="highlight"><pre>)(.*?)(</pre>)', re.DOTALL)
+OUTPUT = re.compile(
+    r'(<div class="output (?:stream|text_plain)[^>]*><div class="highlight"><pre>)(.*?)(</pre>)', re.DOTALL
+)
 TABLE = re.compile(r"<table\b.*?</table>", re.DOTALL)
 TAG = re.compile(r"(<[^>]*>)")
 NAME = re.compile(r"[^\s<>&;]{12,}")  # longer than most words; not within an entity such as &#39;
