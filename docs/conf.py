@@ -17,6 +17,7 @@ sys.path.insert(0, str(HERE))
 import embedded_graph_page  # noqa: E402
 import forked_jupyter_kernels  # noqa: E402
 import light_and_dark_pictures  # noqa: E402
+import lines_that_break  # noqa: E402
 
 project = "lazyviz"
 author = "the lazyviz maintainers"
@@ -26,6 +27,7 @@ exclude_patterns = ["examples/*"]
 html_theme = "furo"
 html_title = "lazyviz"
 html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
 html_css_files = ["site.css"]
 html_show_copyright = False
 
@@ -79,6 +81,7 @@ SHOWN = {
     "project/security": "SECURITY.md",
 }
 LINK = re.compile(r"\[([^\]]*)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+SENT_ALONG = (".svg", ".png", ".json")  # pictures and results from other folders: shown, or to download
 
 
 def read(app, docname, source):
@@ -96,6 +99,8 @@ def read(app, docname, source):
             return f"[{text}]({pages[path]}{anchor if path.name != 'README.md' else ''})"
         if path.is_relative_to(HERE) and path != HERE:
             return f"[{text}](/{path.relative_to(HERE).as_posix()}{anchor})"
+        if path.suffix in SENT_ALONG and path.exists():
+            return f"[{text}]({os.path.relpath(path, (HERE / docname).parent)})"
         # A file of the repository that is not part of the site: keep only its name.
         return text if path.exists() else match[0]
 
@@ -109,12 +114,19 @@ def without_constructor(app, what, name, obj, options, signature, returns):
     return None
 
 
+def no_types_of_properties(app, what, name, obj, options, lines):
+    """Keep Napoleon from taking the words before a colon for a type: a property's type is annotated."""
+    if what == "property":
+        lines[:0] = ["..", ""]
+
+
 def draw(app, pagename, templatename, context, doctree):
     """Show what the gallery's pages show in its list, and let the pictures of a page follow its theme."""
     if pagename == "gallery/index":
         context["body"] = embedded_graph_page.with_pictures(context["body"], Path(app.outdir) / "graphs")
     if "body" in context:
-        context["body"] = light_and_dark_pictures.with_dark_ones(context["body"])
+        body = light_and_dark_pictures.with_dark_ones(context["body"])
+        context["body"] = lines_that_break.with_broken_lines(body)
 
 
 def setup(app):
@@ -125,4 +137,5 @@ def setup(app):
     app.connect("source-read", read)
     app.connect("html-page-context", draw)
     app.connect("autodoc-process-signature", without_constructor)
+    app.connect("autodoc-process-docstring", no_types_of_properties, priority=400)  # before Napoleon
     return {"parallel_read_safe": True}

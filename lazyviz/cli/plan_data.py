@@ -14,11 +14,13 @@ from ..graph.sync_point_groups import SyncSite, listed, sites
 from ..plan.devices.device_lookup import DeviceLike
 from ..plan.explain_memory import (
     allocation_text,
+    assumptions,
     keeper,
     other_kernels,
     release_lines,
     sizes_by_module,
     time_of_a_step,
+    uncertainties,
 )
 from ..plan.liveness.live_set_and_categories import Moment
 from ..plan.make_plan import make_plan
@@ -131,13 +133,15 @@ def described(graph: LazyGraph, plan: Plan | None = None) -> Data:
 
 
 def _notes(plan: Plan) -> list[str]:
-    """What to know of a plan for a device that the script does not use."""
+    """What to know of a plan: a device that the script does not use, unknown memory, assumed values."""
+    notes = [*uncertainties(plan), *assumptions(plan)]
     if plan.borrowed and plan.recorded_device.type == "cpu":
         return [
             f"All recorded tensors are on the CPU, so the script as recorded does not use {plan.device}. "
-            "This is the plan of the same ops there, where other kernels may save other tensors."
+            "This is the plan of the same ops there, where other kernels may save other tensors.",
+            *notes,
         ]
-    return other_kernels(plan)
+    return [*other_kernels(plan), *notes]
 
 
 def _time(plan: Plan) -> Data | None:

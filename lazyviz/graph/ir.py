@@ -172,7 +172,8 @@ class Storage:
     starting with the original one; ``nbytes`` is the largest of them.  Empty: it was never resized.
     ``arrived`` is the number of nodes that had been recorded when an external storage came into being without
     an op, such as a data loader's batch; -1: not known, or before recording.  ``borrowed`` memory does not
-    come from PyTorch's allocator: it belongs to NumPy, a mapped file, or another process.
+    come from PyTorch's allocator: it belongs to NumPy, a mapped file, or another process.  ``is_data``: the
+    program computed it, but not its model; planning sets it.
     """
 
     __slots__ = (
@@ -186,6 +187,7 @@ class Storage:
         "dropped_in",
         "external",
         "id",
+        "is_data",
         "name",
         "nbytes",
         "place",
@@ -211,6 +213,7 @@ class Storage:
         self.place = 0
         self.arrived = -1
         self.borrowed = False
+        self.is_data = False
         self.resized: tuple[Resize, ...] = ()
         self.variables: tuple[str, ...] = ()
 

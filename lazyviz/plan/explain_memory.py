@@ -70,6 +70,17 @@ def explain(plan: Plan) -> str:
         if other.fits is not None:
             line += ", which fits" if other.fits else ", which does not fit"
         lines.append(line + ".")
+    lines += uncertainties(plan)
+    lines += release_lines(plan)
+    lines += assumptions(plan)
+    lines += other_kernels(plan)
+    lines += [f"{line[0].upper()}{line[1:]}" for line in listed(plan._graph.sync_points)]
+    return "\n".join(lines)
+
+
+def uncertainties(plan: Plan) -> list[str]:
+    """Memory that is unknown, or would be another: of kernels, and of what is planned in another form."""
+    lines: list[str] = []
     if inside := _not_known(plan):
         lines.append(
             f"Ran immediately, at a sync point: {inside}. Their results are counted. The memory that they "
@@ -92,11 +103,12 @@ def explain(plan: Plan) -> str:
             "would take "
             "another amount of memory, usually less, which the ranges above do not include."
         )
-    lines += release_lines(plan)
-    lines += [f"Assumed: {said}." for said in sorted(plan._graph.assumed)]
-    lines += other_kernels(plan)
-    lines += [f"{line[0].upper()}{line[1:]}" for line in listed(plan._graph.sync_points)]
-    return "\n".join(lines)
+    return lines
+
+
+def assumptions(plan: Plan) -> list[str]:
+    """What is assumed about values that only the planned device could compute."""
+    return [f"Assumed: {said}." for said in sorted(plan._graph.assumed)]
 
 
 def other_kernels(plan: Plan) -> list[str]:

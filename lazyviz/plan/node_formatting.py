@@ -16,11 +16,17 @@ def where(node: Node) -> str:
     parts = [node.name]
     if module := known_path(node):
         parts.append(f"in {module}")
-    if node.phase != "other":
+    if node.phase != "other" and not _initializes(node):
         parts.append(f"({node.phase})")
     if node.source is not None:
         parts.append(f"at {line_text(node.source)}")
     return " ".join(parts)
+
+
+def _initializes(node: Node) -> bool:
+    """Whether ``node`` fills a model's parameters or buffers, such as ``net.cuda()``: it is of no pass."""
+    filled = [value.storage.role in ("parameter", "buffer") for value in node.outputs]
+    return node.phase == "forward" and not node.root and not node.module and bool(filled) and all(filled)
 
 
 def line_text(source: SourceLine) -> str:

@@ -214,6 +214,36 @@ def test_a_plan_for_a_gpu_that_the_script_does_not_use_says_so(write, tmp_path):
         assert ("the script as recorded does not use RTX-3060" in words) == noted
 
 
+SPARSE = """
+    import torch
+
+    table = torch.nn.Embedding(100, 8, sparse=True).cuda()
+    optimizer = torch.optim.SparseAdam(table.parameters())
+    table(torch.arange(5, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+COMPILED = TRAINING.replace("(device)\n", '(device)\n    net = torch.compile(net, backend="eager")\n', 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        (
+            COMPILED,
+            ("--device", "RTX-3060", "--assume", "*=1.0"),
+            "planned as run by eager PyTorch. Compiled",
+        ),
+        (COMPILED, (), "Ran immediately, at a sync point: torch.compile at train.py:"),
+        (SPARSE, ("--device", "RTX-3060"), "Assumed: "),
+    ],
+)
+def test_a_plan_says_what_it_assumes_and_does_not_know(write, tmp_path, text, options, said):
+    done = lazyviz_command("plan", write(text), *options, "--json", "plan.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert said in " ".join(done.stdout.split())
+    assert any(said in note for note in json.loads((tmp_path / "plan.json").read_text())["notes"])
+
+
 def test_without_an_optimizer_or_with_fewer_steps_it_is_planned_as_far_as_it_goes(write, tmp_path):
     short = write(TRAINING.replace("range(5)", "range(1)") + "    sys.exit(0)\n")
     done = lazyviz_command("plan", short, cwd=tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import re
 import time
 
 import pytest
@@ -309,3 +310,14 @@ def test_planning_is_not_interrupted_by_the_garbage_collector_which_goes_on_afte
     assert collections.count("start") <= 2  # before and after, on the way into and out of the plan
     graph.evaluate()
     assert y[0] == 2001
+
+
+def test_ops_that_create_or_move_a_model_are_in_no_pass():
+    from torch import nn
+
+    with lazyviz.lazy(device="RTX-3060") as graph:
+        net = nn.Linear(64, 64).cuda()
+        net(torch.randn(8, 64, device="cuda")).relu().sum().backward()
+    text = graph.plan().explain()
+    assert re.search(r"parameters, net\.weight, from _to_copy_\d+ at ", text), text
+    assert "(backward) at " in text

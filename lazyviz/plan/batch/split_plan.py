@@ -346,7 +346,7 @@ def _copy(storage: Storage, nbytes: int) -> Storage:
     """A copy of the storage with another size."""
     copy = Storage(nbytes, storage.device, external=storage.external, created=storage.created)
     copy.dropped, copy.role, copy.name = storage.dropped, storage.role, storage.name
-    copy.variables, copy.continues = storage.variables, storage
+    copy.variables, copy.continues, copy.is_data = storage.variables, storage, storage.is_data
     return copy
 
 

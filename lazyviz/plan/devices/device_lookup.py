@@ -138,22 +138,37 @@ def unknown_gpu(number: int, state: str) -> Device:
 
 
 def cpu_device() -> Device:
-    """The host, with its memory or the limit of this container or process."""
-    import psutil  # imported on use, so that lazyviz is imported faster
-
-    memory = psutil.virtual_memory()
-    total, free = memory.total, memory.available
+    """The host, with its memory or the limit of this container or process; unknown if the system does not
+    tell it, as Linux does not without /proc.
+    """
+    known = _system_memory()
     model = "system memory"
     limited = _cgroup_memory()
-    if limited is not None and limited[0] < total:
-        total = limited[0]
-        free = min(free, limited[1])
+    if limited is not None and (known is None or limited[0] < known[0]):
+        known = limited[0], limited[1] if known is None else min(known[1], limited[1])
         model = "memory limit of this container"
     for limit, used in _own_limits():
-        if limit - used < free:
-            total, free = limit, max(limit - used, 0)
+        if known is None or limit - used < known[1]:
+            known = limit, max(limit - used, 0)
             model = "memory limit of this process"
+    if known is None:
+        return Device("cpu", "unknown memory", None, None, None)
+    total, free = known
     return Device("cpu", model, total, free, total - free)
+
+
+_UNREADABLE = (OSError, ValueError, KeyError, RuntimeError)  # of psutil, where /proc is missing or incomplete
+
+
+def _system_memory() -> tuple[int, int] | None:
+    """``(total, available)`` in bytes."""
+    import psutil  # imported on use, so that lazyviz is imported faster
+
+    try:
+        memory = psutil.virtual_memory()
+    except (psutil.Error, *_UNREADABLE):
+        return None
+    return memory.total, memory.available
 
 
 @contextmanager
@@ -182,7 +197,10 @@ def _own_limits() -> Iterator[tuple[int, int]]:
         return
     import psutil
 
-    memory = psutil.Process().memory_info()
+    try:
+        memory = psutil.Process().memory_info()
+    except (psutil.Error, *_UNREADABLE):
+        return
     for name, used in (("RLIMIT_AS", memory.vms), ("RLIMIT_DATA", getattr(memory, "data", memory.vms))):
         limit = resource.getrlimit(getattr(resource, name))[0]
         if limit != resource.RLIM_INFINITY:

@@ -35,6 +35,7 @@ import torch
 from ...graph.ir import Graph, Node, Storage, Value
 from ...torch_internals import native_module_loader
 from ...torch_internals.private_api import OpOverload
+from .computed_data import mark_data
 from .run_order import RunsInside
 
 Run: TypeAlias = Literal["eager", "lazyviz"]
@@ -170,6 +171,7 @@ def lifetimes(graph: Graph, *, as_recorded: bool = False) -> list[Lifetime]:
     other graph's nodes, so their last use here replaces it. Linear in the number of nodes and their inputs.
     """
     nodes = graph.nodes
+    mark_data(graph)
     find, make = (_uses, _spans_of) if native is None else (native.uses, native.spans_of)
     first, last, backward = find(nodes)
     inside = RunsInside(graph)
@@ -357,6 +359,7 @@ def _parts(graph: Graph, span: Lifetime) -> Iterable[Lifetime]:
             continue
         part = Storage(nbytes, storage.device, external=storage.external, created=start)
         part.role, part.name, part.variables = storage.role, storage.name, storage.variables
+        part.is_data = storage.is_data
         part.dropped, part.continues = storage.dropped, storage
         first = start == span.start
         yield span._replace(

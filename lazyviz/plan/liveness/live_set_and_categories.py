@@ -201,7 +201,7 @@ def categorize(span: Lifetime) -> Category:
         return "optimizer" if kept else "temporaries"
     # Ops outside of modules are "other": for example, a hand-written loss, which counts as forward.
     if phase != "backward" and (kept or span.in_backward):
-        return "activations"
+        return "inputs" if span.storage.is_data else "activations"
     return "temporaries"
 
 

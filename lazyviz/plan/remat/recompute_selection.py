@@ -159,6 +159,7 @@ def _copy(storage: Storage) -> Storage:
     """A copy of the storage, for memory that is allocated again."""
     copy = Storage(storage.nbytes, storage.device, external=False, created=storage.created)
     copy.dropped, copy.role, copy.name, copy.continues = storage.dropped, storage.role, storage.name, storage
+    copy.is_data = storage.is_data
     return copy
 
 

@@ -17,7 +17,7 @@ from itertools import groupby, pairwise
 import torch
 
 from ...graph.ir import Node, SourceLine, Value, works_by_element
-from ...graph.modules import known_path
+from ...graph.modules import OwnedName, full_name, known_path
 from ..liveness.allocation_trace import Hold, Key, Program, Step
 from ..liveness.lifetimes import formula_end
 from ..node_formatting import family, line_text
@@ -274,9 +274,18 @@ def recompute(
             continue
         source = program.steps[runs[0].start].node.source
         count = _calls_in_a_pass(program, runs)
-        name = f"each of {pattern} (× {count})" if count > 1 else pattern
+        name = _with_model(program, pattern, runs)
+        name = f"each of {name} (× {count})" if count > 1 else name
         text = f"checkpoint {name}: torch.utils.checkpoint.checkpoint(module, ..., use_reentrant=False)"
         yield Changed("recompute", text, changed, source, ops=again)
+
+
+def _with_model(program: Program, pattern: str, runs: Sequence[range]) -> str:
+    """``"net.*"`` for ``"*"``, which names nothing, if it is one model whose members these are."""
+    roots = {program.steps[run.start].node.root for run in runs}
+    if pattern.strip("*.") or len(roots) != 1:
+        return pattern
+    return full_name(OwnedName(pattern, roots.pop()))
 
 
 def _calls_in_a_pass(program: Program, runs: Sequence[range]) -> int:

@@ -65,7 +65,7 @@ cdef int64_t MOST = 2**61  # of all sizes together
 cdef object Lifetime
 cdef Py_ssize_t N_index, N_op, N_inputs, N_outputs, N_writes, N_phase
 cdef Py_ssize_t V_storage
-cdef Py_ssize_t S_nbytes, S_device, S_external, S_created, S_dropped, S_continues, S_role, S_arrived, S_resized
+cdef Py_ssize_t S_nbytes, S_device, S_external, S_created, S_dropped, S_continues, S_role, S_arrived, S_resized, S_is_data
 
 
 cdef Py_ssize_t offset(type cls, str name) except -1:
@@ -83,7 +83,7 @@ def connect(lifetime, node, value, storage):
         ImportError: a class has not the slots or fields that this module was written for.
     """
     global Lifetime, N_index, N_op, N_inputs, N_outputs, N_writes, N_phase, V_storage
-    global S_nbytes, S_device, S_external, S_created, S_dropped, S_continues, S_role, S_arrived, S_resized
+    global S_nbytes, S_device, S_external, S_created, S_dropped, S_continues, S_role, S_arrived, S_resized, S_is_data
     fields = ("storage", "start", "eager_start", "eager_stop", "lazy_stop", "maker", "first_use", "last_use",
               "in_backward", "kept", "of", "ran")
     if lifetime._fields != fields:
@@ -96,6 +96,7 @@ def connect(lifetime, node, value, storage):
     S_created, S_dropped = offset(storage, "created"), offset(storage, "dropped")
     S_continues, S_role = offset(storage, "continues"), offset(storage, "role")
     S_arrived, S_resized = offset(storage, "arrived"), offset(storage, "resized")
+    S_is_data = offset(storage, "is_data")
 
 
 cdef inline object get(object item, Py_ssize_t at):
@@ -259,6 +260,7 @@ def alike(spans):
             part(span, KEPT),
             part(span, OF),
             get(part(span, STORAGE), S_role),
+            get(part(span, STORAGE), S_is_data),
         )
         group = PyDict_GetItem(found, key)
         if group is NULL:

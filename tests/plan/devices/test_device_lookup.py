@@ -316,6 +316,29 @@ def test_a_container_without_a_limit_has_the_machine_s_memory(monkeypatch, tmp_p
     assert module.cpu_device().total_bytes == psutil.virtual_memory().total
 
 
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError("/proc/meminfo"), psutil.NoSuchProcess(1), KeyError(b"MemTotal:")]
+)
+def test_memory_that_the_system_does_not_tell_is_unknown_and_plans_are_made_all_the_same(monkeypatch, error):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(psutil, "virtual_memory", fails)
+    monkeypatch.setattr(psutil, "Process", fails)
+    monkeypatch.setattr(module, "_cgroup_memory", lambda: None)
+    cpu = module.cpu_device()
+    assert (cpu.total_bytes, cpu.free_bytes, cpu.used_bytes) == (None, None, None)
+    with lazyviz.lazy() as graph:
+        torch.ones(1000).sum()
+    plan = graph.plan()
+    assert plan.peak_bytes == 4004
+    assert (plan.capacity_bytes, plan.fits) == (None, None)
+    assert "unknown" in plan.verdict()
+    assert "cpu" in str(lazyviz.devices())
+    monkeypatch.setattr(module, "_cgroup_memory", lambda: (1000000, 450000))
+    assert module.cpu_device().free_bytes == 450000
+
+
 def test_profiles_name_a_plausible_size_and_its_source():
     for name, profile in PROFILES.items():
         assert profile.name == name

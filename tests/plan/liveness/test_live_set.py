@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import lazyviz
+from lazyviz.plan.liveness.lifetimes import lifetimes
+from lazyviz.plan.liveness.live_set_and_categories import categorize
 from lazyviz.plan.make_plan import make_plan
 from lazyviz.plan.plan import CATEGORIES
 
@@ -99,3 +101,71 @@ def test_modules_of_two_models_with_the_same_paths_are_told_apart():
     compared = lazyviz.compare(smaller, graph)
     assert {"other.0", "G.0", "D.0"} <= compared.by_module.keys()
     lazyviz.reset()
+
+
+def categories(graph, **tensors):
+    """The category of the storage of each pending tensor."""
+    found = {span.storage: categorize(span) for span in lifetimes(graph.ir)}
+    return {name: found[tensor._lazyviz.storage] for name, tensor in tensors.items()}
+
+
+def step_on(net, inputs, labels):
+    loss = torch.nn.functional.cross_entropy(net(inputs), labels)
+    loss.backward()
+
+
+def test_data_that_the_program_computes_are_inputs_as_those_from_outside_are():
+    outside = torch.arange(64.0).reshape(8, 8)
+    with lazyviz.lazy() as graph:
+        raw = torch.randn(8, 8)
+        images = (raw - raw.mean(0)) / raw.std(0)
+        scaled = outside * 2
+        labels = torch.randint(4, (8,))
+        batch = images[torch.randperm(8)]
+        step_on(nn.Linear(8, 4), batch + scaled, labels)
+    found = categories(graph, raw=raw, images=images, scaled=scaled, labels=labels, batch=batch)
+    assert set(found.values()) == {"inputs"}, found
+
+
+def test_data_stay_inputs_when_a_value_of_them_is_read_in_between():
+    with lazyviz.lazy() as graph:
+        images, labels = torch.randn(8, 8), torch.randint(4, (8,))
+        assert images.sum().item() == images.sum().item()
+        shifted = images - 1
+        step_on(nn.Linear(8, 4), shifted, labels)
+    assert categories(graph, shifted=shifted) == {"shifted": "inputs"}
+
+
+def test_what_a_model_computes_is_not_data_wherever_it_is_written():
+    net = nn.Linear(8, 4)
+    with lazyviz.lazy() as graph:
+        images, labels = torch.randn(8, 8), torch.randint(4, (8,))
+        hidden = net(images)
+        scores = hidden.softmax(-1)
+        total = torch.zeros(8, 4)
+        total += scores.detach()
+        copy = net.weight.detach().clone()
+        step_on(net, images, labels)
+        scores.sum().backward()
+    assert categories(graph, images=images) == {"images": "inputs"}
+    found = categories(graph, hidden=hidden, scores=scores, total=total, copy=copy)
+    assert set(found.values()) == {"activations"}, found
+
+
+def test_a_model_of_plain_tensors_is_told_from_its_data_by_its_backward_pass():
+    with lazyviz.lazy() as graph:
+        weight = torch.randn(8, 4, requires_grad=True)
+        images = torch.randn(16, 8)
+        hidden = (images @ weight).relu()
+        hidden.square().mean().backward()
+        with torch.no_grad():
+            weight -= weight.grad
+    assert categories(graph, images=images) == {"images": "inputs"}
+    assert set(categories(graph, hidden=hidden, weight=weight).values()) == {"activations"}
+
+
+def test_without_a_model_and_a_backward_pass_nothing_is_called_data():
+    with lazyviz.lazy() as graph:
+        first = torch.randn(16, 8)
+        second = first @ torch.randn(8, 4)
+    assert set(categories(graph, first=first, second=second).values()) == {"activations"}

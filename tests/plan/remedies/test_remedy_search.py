@@ -121,6 +121,16 @@ def test_layers_are_counted_once_however_many_steps_were_recorded():
     lazyviz.reset()
 
 
+def test_layers_without_a_name_are_named_with_their_model():
+    net = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)])
+    x = torch.randn(256, 64)
+    with lazyviz.lazy() as graph:
+        net(x).square().mean().backward()
+    texts = [each.text for each in graph.plan().remedies if each.kind == "recompute"]
+    assert any(text.startswith("checkpoint each of net.* (× 4)") for text in texts), texts
+    lazyviz.reset()
+
+
 def stepping(where, optimizer, *, to_none=True):
     """Three steps with a teacher, whose temporary memory is the largest.
 
