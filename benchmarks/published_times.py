@@ -4,10 +4,11 @@ Each row's model is made from its configuration and recorded on this machine for
 nothing of it runs, and nothing was fitted on these times.  Written are ``results/published_times.json`` and
 the page ``docs/published_times.md``::
 
-    PYTHONPATH=DIR/4.41.2 python benchmarks/published_times.py [--data FILE] [--only TEXT]
+    PYTHONPATH=DIR/4.41.2 python benchmarks/published_times.py --rows text [--only TEXT]
+    python benchmarks/published_times.py --rows images [--only TEXT]
     python benchmarks/published_times.py --page-only
 
-with transformers as in ``published_memory.py``.  The source's times are of transformers 4.38 with
+with transformers as in ``published_memory.py`` for text.  The source's times are of transformers 4.38 with
 ``attn_implementation="eager"``, float32 without TF32; forward and backward, no optimizer.
 """
 
@@ -296,6 +297,12 @@ def page(results: Sequence[Result]) -> str:
     return "\n".join([*text, ""])
 
 
+def key_of(row: Row | Result) -> tuple[str, ...]:
+    """What tells a row, or its result, from the others."""
+    published = f"{row['published'] * 1e3:.4f}" if "published" in row else f"{float(row['ms']):.4f}"
+    return (*(str(row[key]) for key in ("gpu", "model", "mode", "batch", "seq")), published)
+
+
 def measured(rows: Sequence[Row], say: Callable[[str], None]) -> list[Result]:
     results = []
     for row in rows:
@@ -320,20 +327,29 @@ def measured(rows: Sequence[Row], say: Callable[[str], None]) -> list[Result]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--rows", choices=("text", "images"), help="rows of models for text, or for images")
+    parser.add_argument("--json", type=Path, default=RESULTS, help="results; those of other rows are kept")
     parser.add_argument("--only", default="", help="rows whose GPU or model has this in its name")
     parser.add_argument("--page-only", action="store_true", help="write the page from the last results")
     options = parser.parse_args()
-    if options.page_only:
-        results = json.loads(RESULTS.read_text(encoding="utf-8"))
-    else:
-        with options.data.open(encoding="utf-8", newline="") as file:
-            rows = [row for row in csv.DictReader(file) if usable(row)]
-        chosen = [row for row in rows if options.only in f"{row['gpu']} {row['model']} {row['mode']}"]
-        results = measured(chosen, lambda line: print(line, flush=True))
-    print("\n".join(summary(results)))
-    if not options.only and options.data == DATA:
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        PAGE.write_text(page(results), encoding="utf-8")
+    with options.data.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if usable(row)]
+    known = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else []
+    results = {key_of(each): each for each in known}
+    if not options.page_only:
+        chosen = [
+            row
+            for row in rows
+            if options.only in f"{row['gpu']} {row['model']} {row['mode']}"
+            and options.rows in (None, "images" if row["class"].startswith(IMAGES) else "text")
+        ]
+        found = measured(chosen, lambda line: print(line, flush=True))
+        print("\n".join(summary(found)))
+        results |= {key_of(each): each for each in found}
+        inside = [results[key] for row in rows if (key := key_of(row)) in results]
+        options.json.write_text(json.dumps(inside, indent=1) + "\n", encoding="utf-8")
+    if options.data == DATA and options.json == RESULTS:
+        PAGE.write_text(page([results[key_of(row)] for row in rows]), encoding="utf-8")
 
 
 if __name__ == "__main__":
