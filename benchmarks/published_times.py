@@ -26,6 +26,7 @@ from typing import Any
 HERE = Path(__file__).parent
 DATA = HERE / "data" / "published_times.csv"
 RESULTS = HERE / "results" / "published_times.json"
+STEPS = HERE / "results" / "published_step_times.json"
 PAGE = HERE.parent / "docs" / "published_times.md"
 PLAIN_ATTENTION = "ViT, plain attention"  # timm's models from before PyTorch had SDPA
 CONVOLUTIONAL = "convolutional"  # timm's models by name
@@ -183,18 +184,20 @@ def within(results: Sequence[Result]) -> str:
     return f"{inside} of {len(rows)} published times are in the stated ranges."
 
 
-def summary(results: Sequence[Result]) -> list[str]:
+def summary(results: Sequence[Result], roofline: bool = True) -> list[str]:
+    """A table of errors by what is known about the GPU's rate."""
+    peer = " roofline's median |" if roofline else ""
     lines = [
-        "| rate known | rows | median error | 90 % within | roofline's median |",
-        "|---|---|---|---|---|",
+        f"| rate known | rows | median error | 90 % within |{peer}",
+        "|---|---|---|---|" + ("---|" if roofline else ""),
     ]
     for known in ("measured", "rule", "power-limited", ""):
         if not (found := errors(results, known)):
             continue
-        plain = statistics.median(errors(results, known, "roofline"))
+        plain = f" {statistics.median(errors(results, known, 'roofline')):.1%} |" if roofline else ""
         nine = found[min(int(0.9 * len(found)), len(found) - 1)]
         lines.append(
-            f"| {known or 'all'} | {len(found)} | {statistics.median(found):.1%} | {nine:.1%} | {plain:.1%} |"
+            f"| {known or 'all'} | {len(found)} | {statistics.median(found):.1%} | {nine:.1%} |{plain}"
         )
     return lines
 
@@ -219,6 +222,37 @@ def kind_of(result: Result) -> str:
     if "vit" in result["model"]:
         return "ViT"
     return CONVOLUTIONAL if int(result["seq"]) in (160, 224) else "text"
+
+
+def steps_of_other_sources() -> list[str]:
+    """The section on single steps that documentation and repositories have times of."""
+    results = json.loads(STEPS.read_text(encoding="utf-8"))
+    lines = [
+        "## Training steps in TF32, bfloat16 and float16, from other sources",
+        "",
+        "Steps of language models with AdamW, or forward and backward of transformers' benchmark of attention",
+        "(`benchmarks/published_step_times.py`, `benchmarks/data/published_step_times.csv`).",
+        within(results),
+        "On A100s, projections of 16-bit steps are too short; the rates of products as small as these in 16",
+        "bit, and of attention with dropout, are not measured. That one multiprocessor computes at most",
+        "0.9 TFLOP/s of products with unaligned rows, as measured on an RTX 4090, was added after a look at",
+        "these rows.",
+        "",
+        *summary(results, roofline=False),
+        "",
+        "| source | GPU | step | precision | batch | length | published ms | projected ms | error "
+        "| range (ms) | data covers |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for each in results:
+        low, high = each["range"]
+        lines.append(
+            f"| [{each['source']}]({each['url']}) | {each['gpu']} | {each['title']} | {each['precision']} "
+            f"| {each['batch']} | {each['length']} | {each['published'] * 1e3:,.1f} "
+            f"| {each['projected'] * 1e3:,.1f} | {each['projected'] / each['published'] - 1:+.1%} "
+            f"| {low * 1e3:,.0f} to {high * 1e3:,.0f} | {each['coverage']:.0%} |"
+        )
+    return [*lines, ""]
 
 
 def page(results: Sequence[Result]) -> str:
@@ -276,6 +310,7 @@ def page(results: Sequence[Result]) -> str:
                 "",
             )
         ),
+        *steps_of_other_sources(),
         "## All rows",
         "",
         "A data sheet's roofline is the larger of FLOPs over peak and bytes over bandwidth, op by op.",

@@ -262,7 +262,8 @@ def product_seconds(product: Product, rates: Rates, unit: Unit, narrowest: int =
     table = CALIBRATED["tiles"]["float32" if unit == "float32" else "tensor"]
     each = rates.peak(unit) * rates.fraction(unit, product.kernel) / rates.sms
     if unit != "float32" and not product.aligned:
-        each *= CALIBRATED["tiles"]["unaligned"]["rate"]
+        unaligned = CALIBRATED["tiles"]["unaligned"]
+        each = min(each * unaligned["rate"], unaligned["teraflops"] * 1e12)
     # Latency in steps of the inner dimension.
     prologue = table["prologue"] + table["prologue_per_teraflops"] * each / 1e12
     count, m, n, k = product[:4]
