@@ -230,7 +230,7 @@ def steps_of_other_sources() -> list[str]:
     lines = [
         "## Training steps in TF32, bfloat16 and float16, from other sources",
         "",
-        "Steps of language models with AdamW, or forward and backward of transformers' benchmark of attention",
+        "Steps of language models with AdamW, or forward and backward of transformers' attention benchmark",
         "(`benchmarks/published_step_times.py`, `benchmarks/data/published_step_times.csv`).",
         within(results),
         "On A100s, projections of 16-bit steps are too short; the rates of products as small as these in 16",
