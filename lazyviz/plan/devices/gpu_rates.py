@@ -16,9 +16,9 @@ Known = Literal["measured", "rule", "power-limited", "calibrated"]
 Unit = Literal["float32", "tf32", "half"]
 """The unit that computes a matrix product: FMA units, or tensor cores with TF32 or 16-bit inputs."""
 
-ProductKernel = Literal["single", "batched"]
-"""The kernels of one matrix product, as in ``nn.Linear``, and of a batch of them. In float32 their rates
-differ by up to a fifth."""
+ProductKernel = Literal["single", "batched", "convolution"]
+"""The kernels of one matrix product, as in ``nn.Linear``, and of a batch of them, whose rates in float32
+differ by up to a fifth; and of a product within a convolution."""
 
 NEUSIGHT = (
     "NeuSight's kernel measurements (MIT), commit 6945927: the rate with which the median of the projected "

@@ -49,7 +49,9 @@ _DEPTHWISE = 0.6
 """The bandwidth of depthwise convolutions, as a share of that of elementwise kernels: an estimate, between
 0.33 of PyTorch's kernels in github.com/pytorch/pytorch, issue 18631 (1.02 ms for two float32 images of
 32 x 512 x 512 on a Titan Xp), and cuDNN's, which are faster."""
-_SPLITS = (1, 2, 4, 8)
+_SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
+_SPLITS_OF_CONVOLUTIONS = _SPLITS[:4]
+"""Parts that the inner dimension of a product may be split into; cuDNN is not known to split further."""
 MOST_KNOWN = 50_000
 
 
@@ -272,7 +274,7 @@ def product_seconds(product: Product, rates: Rates, unit: Unit, narrowest: int =
         if width < narrowest:
             continue
         tiles = count * math.ceil(m / height) * math.ceil(n / width)
-        for split in _SPLITS:
+        for split in _SPLITS_OF_CONVOLUTIONS if product.kernel == "convolution" else _SPLITS:
             if split > 1 and k / split < 256:
                 break
             waves = math.ceil(tiles * split / rates.sms)
@@ -321,6 +323,7 @@ def _product_in_groups(first: Sequence[int], second: Sequence[int], out: Sequenc
 
 def _convolutions(node: Node) -> list[Product]:
     """A convolution as matrix products: pixels x filters x taps; its two gradients are two of them."""
+    kernel: ProductKernel = "convolution"
     backward = "backward" in short_name(node.op)
     out = node.inputs[0].shape if backward else node.outputs[0].shape
     weight = node.inputs[2 if backward else 1].shape
@@ -328,10 +331,10 @@ def _convolutions(node: Node) -> list[Product]:
     groups = groups_of(node)
     filters, taps = max(weight[0] // groups, 1), math.prod(weight[1:])
     if not backward:
-        return [Product(groups, pixels, filters, taps)]
+        return [Product(groups, pixels, filters, taps, kernel)]
     given = [value.index for value in node.outputs]
-    found = [Product(groups, pixels, taps, filters)] if 0 in given else []
-    return found + ([Product(groups, filters, taps, pixels)] if 1 in given else [])
+    found = [Product(groups, pixels, taps, filters, kernel)] if 0 in given else []
+    return found + ([Product(groups, filters, taps, pixels, kernel)] if 1 in given else [])
 
 
 def _is_depthwise(node: Node) -> bool:

@@ -75,6 +75,13 @@ def test_partial_sums_of_a_split_product_are_written():
     assert product_seconds(many, slow, "float32") == product_seconds(many, rates, "float32")
 
 
+def test_a_product_with_a_long_inner_dimension_is_split_until_all_multiprocessors_work():
+    rates = PROFILES["A100-80GB"].rates
+    weights = product_seconds(Product(1, 64, 64, 400_000), rates, "float32")  # their gradient
+    inputs = product_seconds(Product(1, 400_000, 64, 64), rates, "float32")
+    assert weights < 2 * inputs
+
+
 def test_rows_that_tensor_cores_cannot_load_whole_take_longer():
     def step(words, dtype):
         weight = torch.randn(words, 768, device="cuda", dtype=dtype)
