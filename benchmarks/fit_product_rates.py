@@ -136,7 +136,7 @@ def tensor_cores() -> None:
         errors = defaultdict(list)
         for row in rows:
             speeds = {size: float(row[str(size)]) for size in SIZES}
-            peak = max(speeds.values())
+            peak, found = max(speeds.values()), dict[int, float]()
             for _ in range(10):
                 product_seconds.cache_clear()
                 rates = Rates(1, 0, peak, 1e6, int(row["sms"]), 1e3, 4, "", sustained={"half": (1.0, "")})

@@ -138,8 +138,8 @@ def projected(row: dict[str, str]) -> Any:
                     evaluate()
         plan = whole.plan(device=row["gpu"])
         found = plan.time_of(whole.nodes[first:second])
-        extra = plan.time_of(whole.nodes[second:]).seconds * EVALUATED if evaluate is not None else 0.0
-        return found, extra
+        evaluation = plan.time_of(whole.nodes[second:]) if evaluate is not None else None
+        return found, evaluation.seconds * EVALUATED if evaluation is not None else 0.0
     finally:
         torch.set_float32_matmul_precision("highest")
 

@@ -334,8 +334,9 @@ def page(results: Sequence[Result]) -> str:
 
 def key_of(row: Row | Result) -> tuple[str, ...]:
     """What tells a row, or its result, from the others."""
-    published = f"{row['published'] * 1e3:.4f}" if "published" in row else f"{float(row['ms']):.4f}"
-    return (*(str(row[key]) for key in ("gpu", "model", "mode", "batch", "seq")), published)
+    milliseconds = float(row["ms"]) if "ms" in row else float(row["published"]) * 1e3
+    names = (str(row[key]) for key in ("gpu", "model", "mode", "batch", "seq"))
+    return (*names, f"{milliseconds:.4f}")
 
 
 def measured(rows: Sequence[Row], say: Callable[[str], None]) -> list[Result]:
