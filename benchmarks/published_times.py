@@ -4,10 +4,11 @@ Each row's model is made from its configuration and recorded on this machine for
 nothing of it runs, and nothing was fitted on these times.  Written are ``results/published_times.json`` and
 the page ``docs/published_times.md``::
 
-    PYTHONPATH=DIR/4.41.2 python benchmarks/published_times.py [--data FILE] [--only TEXT]
+    PYTHONPATH=DIR/4.41.2 python benchmarks/published_times.py --rows text [--only TEXT]
+    python benchmarks/published_times.py --rows images [--only TEXT]
     python benchmarks/published_times.py --page-only
 
-with transformers as in ``published_memory.py``.  The source's times are of transformers 4.38 with
+with transformers as in ``published_memory.py`` for text.  The source's times are of transformers 4.38 with
 ``attn_implementation="eager"``, float32 without TF32; forward and backward, no optimizer.
 """
 
@@ -25,6 +26,7 @@ from typing import Any
 HERE = Path(__file__).parent
 DATA = HERE / "data" / "published_times.csv"
 RESULTS = HERE / "results" / "published_times.json"
+STEPS = HERE / "results" / "published_step_times.json"
 PAGE = HERE.parent / "docs" / "published_times.md"
 PLAIN_ATTENTION = "ViT, plain attention"  # timm's models from before PyTorch had SDPA
 CONVOLUTIONAL = "convolutional"  # timm's models by name
@@ -182,18 +184,20 @@ def within(results: Sequence[Result]) -> str:
     return f"{inside} of {len(rows)} published times are in the stated ranges."
 
 
-def summary(results: Sequence[Result]) -> list[str]:
+def summary(results: Sequence[Result], roofline: bool = True) -> list[str]:
+    """A table of errors by what is known about the GPU's rate."""
+    peer = " roofline's median |" if roofline else ""
     lines = [
-        "| rate known | rows | median error | 90 % within | roofline's median |",
-        "|---|---|---|---|---|",
+        f"| rate known | rows | median error | 90 % within |{peer}",
+        "|---|---|---|---|" + ("---|" if roofline else ""),
     ]
     for known in ("measured", "rule", "power-limited", ""):
         if not (found := errors(results, known)):
             continue
-        plain = statistics.median(errors(results, known, "roofline"))
+        plain = f" {statistics.median(errors(results, known, 'roofline')):.1%} |" if roofline else ""
         nine = found[min(int(0.9 * len(found)), len(found) - 1)]
         lines.append(
-            f"| {known or 'all'} | {len(found)} | {statistics.median(found):.1%} | {nine:.1%} | {plain:.1%} |"
+            f"| {known or 'all'} | {len(found)} | {statistics.median(found):.1%} | {nine:.1%} |{plain}"
         )
     return lines
 
@@ -218,6 +222,37 @@ def kind_of(result: Result) -> str:
     if "vit" in result["model"]:
         return "ViT"
     return CONVOLUTIONAL if int(result["seq"]) in (160, 224) else "text"
+
+
+def steps_of_other_sources() -> list[str]:
+    """The section on single steps that documentation and repositories have times of."""
+    results = json.loads(STEPS.read_text(encoding="utf-8"))
+    lines = [
+        "## Training steps in TF32, bfloat16 and float16, from other sources",
+        "",
+        "Steps of language models with AdamW, or forward and backward of transformers' attention benchmark",
+        "(`benchmarks/published_step_times.py`, `benchmarks/data/published_step_times.csv`).",
+        within(results),
+        "On A100s, projections of 16-bit steps are too short; the rates of products as small as these in 16",
+        "bit, and of attention with dropout, are not measured. That one multiprocessor computes at most",
+        "0.9 TFLOP/s of products with unaligned rows, as measured on an RTX 4090, was added after a look at",
+        "these rows.",
+        "",
+        *summary(results, roofline=False),
+        "",
+        "| source | GPU | step | precision | batch | length | published ms | projected ms | error "
+        "| range (ms) | data covers |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for each in results:
+        low, high = each["range"]
+        lines.append(
+            f"| [{each['source']}]({each['url']}) | {each['gpu']} | {each['title']} | {each['precision']} "
+            f"| {each['batch']} | {each['length']} | {each['published'] * 1e3:,.1f} "
+            f"| {each['projected'] * 1e3:,.1f} | {each['projected'] / each['published'] - 1:+.1%} "
+            f"| {low * 1e3:,.0f} to {high * 1e3:,.0f} | {each['coverage']:.0%} |"
+        )
+    return [*lines, ""]
 
 
 def page(results: Sequence[Result]) -> str:
@@ -275,6 +310,7 @@ def page(results: Sequence[Result]) -> str:
                 "",
             )
         ),
+        *steps_of_other_sources(),
         "## All rows",
         "",
         "A data sheet's roofline is the larger of FLOPs over peak and bytes over bandwidth, op by op.",
@@ -294,6 +330,13 @@ def page(results: Sequence[Result]) -> str:
             f"| {each['coverage']:.0%} | {' | '.join(error_of(each, peer) for peer in PEERS)} |"
         )
     return "\n".join([*text, ""])
+
+
+def key_of(row: Row | Result) -> tuple[str, ...]:
+    """What tells a row, or its result, from the others."""
+    milliseconds = float(row["ms"]) if "ms" in row else float(row["published"]) * 1e3
+    names = (str(row[key]) for key in ("gpu", "model", "mode", "batch", "seq"))
+    return (*names, f"{milliseconds:.4f}")
 
 
 def measured(rows: Sequence[Row], say: Callable[[str], None]) -> list[Result]:
@@ -320,20 +363,29 @@ def measured(rows: Sequence[Row], say: Callable[[str], None]) -> list[Result]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--rows", choices=("text", "images"), help="rows of models for text, or for images")
+    parser.add_argument("--json", type=Path, default=RESULTS, help="results; those of other rows are kept")
     parser.add_argument("--only", default="", help="rows whose GPU or model has this in its name")
     parser.add_argument("--page-only", action="store_true", help="write the page from the last results")
     options = parser.parse_args()
-    if options.page_only:
-        results = json.loads(RESULTS.read_text(encoding="utf-8"))
-    else:
-        with options.data.open(encoding="utf-8", newline="") as file:
-            rows = [row for row in csv.DictReader(file) if usable(row)]
-        chosen = [row for row in rows if options.only in f"{row['gpu']} {row['model']} {row['mode']}"]
-        results = measured(chosen, lambda line: print(line, flush=True))
-    print("\n".join(summary(results)))
-    if not options.only and options.data == DATA:
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        PAGE.write_text(page(results), encoding="utf-8")
+    with options.data.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if usable(row)]
+    known = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else []
+    results = {key_of(each): each for each in known}
+    if not options.page_only:
+        chosen = [
+            row
+            for row in rows
+            if options.only in f"{row['gpu']} {row['model']} {row['mode']}"
+            and options.rows in (None, "images" if row["class"].startswith(IMAGES) else "text")
+        ]
+        found = measured(chosen, lambda line: print(line, flush=True))
+        print("\n".join(summary(found)))
+        results |= {key_of(each): each for each in found}
+        inside = [results[key] for row in rows if (key := key_of(row)) in results]
+        options.json.write_text(json.dumps(inside, indent=1) + "\n", encoding="utf-8")
+    if options.data == DATA and options.json == RESULTS:
+        PAGE.write_text(page([results[key_of(row)] for row in rows]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ..graph.ir import Node, SourceLine, Value
 from ..record.lazy_tensor import is_pending
 from ..record.tape import Tape
 from ..torch_internals import private_api
@@ -85,6 +86,8 @@ class NamedBatch:
             value = tape.tensors.value_of(tensor)
             if value is not None and value.node is not None and value.node.graph is graph:
                 graph.batch[value] = dimension(tensor, dim, name)
+                for earlier in _of_earlier_rounds(value, graph.nodes):
+                    graph.batch[earlier] = graph.batch[value]
         variables = self._variables() if self.names else {}
         self.missing = [name for name in self.names if not isinstance(variables.get(name), torch.Tensor)]
         used = {value for node in graph.nodes for value in (*node.inputs, *node.outputs)}
@@ -95,6 +98,38 @@ class NamedBatch:
         found = [(variables.get(name), dim, name) for name, dim in self.names.items()]
         found += [(tensor, dim, "a batch tensor") for tensor, dim in self.tensors]
         return [(tensor, dim, name) for tensor, dim, name in found if isinstance(tensor, torch.Tensor)]
+
+
+def _of_earlier_rounds(value: Value, nodes: Sequence[Node]) -> list[Value]:
+    """What the line of code that created ``value`` created in earlier rounds of its loop, in its place.
+
+    The variable was bound to these before. A round is a run of nodes of the line, without others between; its
+    place is the same among nodes of the same operator and results of the same form.
+    """
+    node = value.node
+    if node is None or node.source is None:
+        return []
+
+    def is_alike(other: Node) -> bool:
+        metas = [(each.shape, each.dtype, each.device) for each in other.outputs]
+        return other.op is node.op and metas == [
+            (each.shape, each.dtype, each.device) for each in node.outputs
+        ]
+
+    rounds: list[list[Node]] = []
+    before: SourceLine | None = None
+    for each in nodes:
+        if each.source == node.source:
+            if before != node.source:
+                rounds.append([])
+            if is_alike(each):
+                rounds[-1].append(each)
+        before = each.source
+    last = next((each for each in rounds if node in each), [])
+    place = last.index(node) if last else 0
+    return [
+        each[place].outputs[value.index] for each in rounds if each is not last and len(each) == len(last)
+    ]
 
 
 def _same(known: Any, tensor: torch.Tensor) -> bool:

@@ -16,7 +16,14 @@ Known = Literal["measured", "rule", "power-limited", "calibrated"]
 Unit = Literal["float32", "tf32", "half"]
 """The unit that computes a matrix product: FMA units, or tensor cores with TF32 or 16-bit inputs."""
 
-NEUSIGHT = "NeuSight's kernel measurements (MIT), commit 6945927: the best of large aligned products"
+ProductKernel = Literal["single", "batched", "convolution"]
+"""The kernels of one matrix product, as in ``nn.Linear``, and of a batch of them, whose rates in float32
+differ by up to a fifth; and of a product within a convolution."""
+
+NEUSIGHT = (
+    "NeuSight's kernel measurements (MIT), commit 6945927: the rate with which the median of the projected "
+    "times of large aligned products is the measured one (benchmarks/fit_product_rates.py)"
+)
 MAMF = (
     "github.com/stas00/ml-engineering, commit 744d01e, compute/accelerator: "
     "maximum achievable matmul FLOPS, BF16"
@@ -63,8 +70,10 @@ class Rates:
         """The peak of one kind of unit in FLOP/s; 0 if there is none."""
         return {"float32": self.fp32, "tf32": self.tf32, "half": self.half}[unit] * 1e12
 
-    def fraction(self, unit: Unit) -> float:
+    def fraction(self, unit: Unit, kernel: ProductKernel = "single") -> float:
         """The share of the peak that large products reach: as measured, otherwise by rule."""
+        if (by_kernel := f"{unit} {kernel}") in self.sustained:
+            return self.sustained[by_kernel][0]
         if unit in self.sustained:
             return self.sustained[unit][0]
         return min(self._cap(unit), self._by_watts()) if unit == "float32" else self._cap(unit)
@@ -101,8 +110,8 @@ class Rates:
         return self.watts / self.fp32 / need
 
 
-def _fp32(fraction: float) -> dict[str, tuple[float, str]]:
-    return {"float32": (fraction, NEUSIGHT)}
+def _fp32(single: float, batched: float) -> dict[str, tuple[float, str]]:
+    return {"float32": (single, NEUSIGHT), "float32 batched": (batched, NEUSIGHT)}
 
 
 def _mm(**fractions: float) -> dict[str, tuple[float, str]]:
@@ -132,7 +141,7 @@ RATES: dict[str, Rates] = {
         700,
         4,
         "HBM3",
-        sustained=_fp32(0.78) | _HOPPER | _mm(tf32=0.813),
+        sustained=_fp32(0.773, 0.814) | _HOPPER | _mm(tf32=0.813),
         link_gbps=370,
     ),
     "H100-NVL-94GB": Rates(60, 417.5, 835, 3900, 132, 400, 4, "HBM3"),
@@ -146,11 +155,11 @@ RATES: dict[str, Rates] = {
         7,
         "HBM2",
         64,
-        _fp32(0.842) | _half(0.811) | _mm(tf32=0.694),
+        _fp32(0.854, 0.879) | _half(0.811) | _mm(tf32=0.694),
         link_gbps=235,
     ),
     "A100-80GB": Rates(
-        19.5, 156, 312, 2039, 108, 400, 7, "HBM2e", 64, _fp32(0.93) | _half(0.869), link_gbps=235
+        19.5, 156, 312, 2039, 108, 400, 7, "HBM2e", 64, _fp32(0.942, 0.963) | _half(0.869), link_gbps=235
     ),
     "A40-48GB": Rates(37.4, 74.8, 149.7, 696, 84, 300, 8, "GDDR6"),
     "A10-24GB": Rates(31.2, 62.5, 125, 600, 72, 150, 8, "GDDR6", sustained=_mm(float32=0.449, half=0.44)),
@@ -160,13 +169,13 @@ RATES: dict[str, Rates] = {
     "L40S-48GB": Rates(91.6, 183, 362, 864, 142, 350, 4, "GDDR6", sustained=_mm(float32=0.512, half=0.736)),
     "L40-48GB": Rates(90.5, 90.5, 181, 864, 142, 300, 4, "GDDR6"),
     "L4-24GB": Rates(
-        30.3, 60, 121, 300, 58, 72, 4, "GDDR6", sustained=_fp32(0.315) | _mm(tf32=0.531, half=0.577)
+        30.3, 60, 121, 300, 58, 72, 4, "GDDR6", sustained=_fp32(0.318, 0.26) | _mm(tf32=0.531, half=0.577)
     ),
-    "T4-16GB": Rates(8.1, 0, 65, 320, 40, 70, 12, "GDDR6", 64, _fp32(0.50) | _mm(half=0.645)),
-    "P4-8GB": Rates(5.5, 0, 0, 192, 20, 75, 16, "GDDR5", sustained=_fp32(0.80)),
-    "P100-16GB": Rates(9.3, 0, 0, 732, 56, 250, 16, "HBM2", 64, _fp32(0.78)),
+    "T4-16GB": Rates(8.1, 0, 65, 320, 40, 70, 12, "GDDR6", 64, _fp32(0.512, 0.472) | _mm(half=0.645)),
+    "P4-8GB": Rates(5.5, 0, 0, 192, 20, 75, 16, "GDDR5", sustained=_fp32(0.853, 0.721)),
+    "P100-16GB": Rates(9.3, 0, 0, 732, 56, 250, 16, "HBM2", 64, _fp32(0.799, 0.95)),
     "V100-16GB": Rates(15.7, 0, 125, 900, 80, 300, 12, "HBM2", 64, sustained=_mm(float32=0.896, half=0.759)),
-    "V100-32GB": Rates(14.1, 0, 112, 900, 80, 250, 12, "HBM2", 64, _fp32(0.99)),
+    "V100-32GB": Rates(14.1, 0, 112, 900, 80, 250, 12, "HBM2", 64, _fp32(0.992, 0.982)),
     "RTX-PRO-6000-96GB": Rates(
         125, 251.9, 503.8, 1792, 188, 600, 4, "GDDR7", sustained=_mm(float32=0.617, half=0.813)
     ),

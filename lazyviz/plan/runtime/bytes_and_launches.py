@@ -72,11 +72,25 @@ _NOT_READ = frozenset(
         "uniform_",
         "random_",
         "bernoulli_",
+        "exponential_",
+        "cauchy_",
+        "geometric_",
+        "log_normal_",
         "_foreach_zero_",
         "_foreach_copy_",
     )
 )
 """Operators that overwrite their first argument without reading it."""
+_SHAPE_GIVEN = frozenset(
+    f"{name}_backward"
+    for name in (
+        "nll_loss", "nll_loss2d", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d",
+        "adaptive_max_pool2d", "adaptive_max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices",
+        "fractional_max_pool2d", "fractional_max_pool3d", "reflection_pad1d", "reflection_pad2d",
+        "reflection_pad3d", "replication_pad1d", "replication_pad2d", "replication_pad3d",
+    )
+)  # fmt: skip
+"""Backward passes to which ``self``, the input of the forward pass, gives no more than its shape."""
 _ROWS_READ = frozenset(("embedding", "index", "index_select", "gather", "_embedding_bag", "take"))
 _ROWS_WRITTEN = frozenset(
     ("index_put_", "_index_put_impl_", "scatter_", "scatter_add_", "index_add_", "index_copy_", "index_fill_")
@@ -218,15 +232,33 @@ def _traffic(node: Node) -> tuple[int, int]:
                 written += size
                 overwritten = name in _NOT_READ or argument.startswith("out")
                 read += 0 if overwritten else size
+            elif argument == "self" and _gives_only_its_shape(name):
+                continue
+            elif argument == "self" and name in ("nll_loss_forward", "nll_loss2d_forward"):
+                read += min(size, _elements(named["target"]) * value.dtype.itemsize)  # one class of each
             elif name in _ROWS_READ and table:
                 read += min(size, made)  # the selected rows, not the whole table
                 table = False
             else:
                 read += size
     if name in _ROWS_WRITTEN:
-        source = max((touched(value.meta) for value in node.inputs[1:]), default=0)
+        target = node.inputs[0]
+        chosen = named.get("index")
+        if isinstance(chosen, Value) and "index_" not in name:  # scatter: an element per index
+            source = _elements(chosen) * target.dtype.itemsize
+        else:
+            source = max((touched(value.meta) for value in node.inputs[1:]), default=0)
         read, written = read + source, source
     return read, written + made
+
+
+def _gives_only_its_shape(name: str) -> bool:
+    """Whether a kernel reads nothing of ``self``: ``zeros_like``, ``new_full``, and some backward passes."""
+    return name in _SHAPE_GIVEN or name.endswith("_like") or name.startswith("new_")
+
+
+def _elements(value: Value) -> int:
+    return math.prod(value.shape)
 
 
 def read_again(node: Node) -> int:

@@ -3,14 +3,15 @@
 The data and its sources are in ``gpu_kernel_calibration.json``.  The time of a matrix product is the minimum
 over a few tile shapes and splits of the inner dimension.  For each, it is computed from waves of tiles, in
 which each multiprocessor processes one tile at a time at its share of the sustained rate, and combined with
-the memory time by a norm of four.
+the memory time by a norm of four.  Each tile begins and ends with a latency (its prologue and epilogue).
 """
 
 from __future__ import annotations
 
+import bisect
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,10 +20,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ...graph.ir import Bound, Node, Value
-from ..devices.gpu_rates import Rates, Unit
+from ..devices.gpu_rates import ProductKernel, Rates, Unit
 from .bytes_and_launches import compute_dtype, operator_class, read_again, work_key, work_of
 from .flop_count import arguments_of, groups_of
-from .op_classes import OpClass, short_name
+from .op_classes import OpClass, class_of, short_name
 
 CALIBRATED: dict[str, Any] = json.loads(Path(__file__).with_name("gpu_kernel_calibration.json").read_text())
 # Kernels without measurements in the calibration: shares of the bandwidth that elementwise kernels reach.
@@ -48,7 +49,9 @@ _DEPTHWISE = 0.6
 """The bandwidth of depthwise convolutions, as a share of that of elementwise kernels: an estimate, between
 0.33 of PyTorch's kernels in github.com/pytorch/pytorch, issue 18631 (1.02 ms for two float32 images of
 32 x 512 x 512 on a Titan Xp), and cuDNN's, which are faster."""
-_SPLITS = (1, 2, 4, 8)
+_SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
+_SPLITS_OF_CONVOLUTIONS = _SPLITS[:4]
+"""Parts that the inner dimension of a product may be split into; cuDNN is not known to split further."""
 MOST_KNOWN = 50_000
 
 
@@ -68,17 +71,21 @@ class Gpu:
     host_apart: bool = False
     several: bool = False
 
-    def share(self, kind: str) -> float:
-        """The share of the bandwidth that a class of kernels reaches on large tensors."""
+    def share(self, kind: str, row: float = 0) -> float:
+        """The share of the bandwidth that a class of kernels reaches on large tensors.
+
+        ``row``: the elements of a row of softmax or normalization. Kernels keep short rows in registers, and
+        read long ones more than once.
+        """
         gpus, memory = CALIBRATED["gpus"], CALIBRATED["memory"]
         if self.name in gpus:
-            return float(gpus[self.name][kind])
+            return _of_row(gpus[self.name], kind, row)
         copies = CALIBRATED["copies"]
         copying = copies["gpus"].get(self.name, copies["memory"].get(self.rates.memory))
         if copying is not None:  # elementwise kernels reach as much as copies; others proportionally less
-            return float(copying * memory["GDDR6"][kind] / memory["GDDR6"]["elementwise"])
+            return float(copying * _of_row(memory["GDDR6"], kind, row) / memory["GDDR6"]["elementwise"])
         family = "HBM" if self.rates.memory.startswith("HBM") else self.rates.memory.rstrip("X")
-        return float(memory.get(family, memory["GDDR6"])[kind])
+        return _of_row(memory.get(family, memory["GDDR6"]), kind, row)
 
     def unit(self, dtype: torch.dtype, kind: OpClass) -> Unit | None:
         """The unit that computes products of ``dtype``; ``None`` if its rate on the GPU is unknown."""
@@ -89,6 +96,12 @@ class Gpu:
         if dtype == torch.float16 or (dtype == torch.bfloat16 and newer):
             return "half" if self.rates.half else None
         return None
+
+
+def _of_row(shares: Mapping[str, Any], kind: str, row: float) -> float:
+    if kind == "elementwise":
+        return float(shares[kind])
+    return float(shares[kind][bisect.bisect_left(CALIBRATED["row_lengths"], row)])
 
 
 class Kernel(NamedTuple):
@@ -104,12 +117,17 @@ class Kernel(NamedTuple):
 
 
 class Product(NamedTuple):
-    """``batch`` products of an m x k by a k x n matrix."""
+    """``batch`` products of an m x k by a k x n matrix.
+
+    ``aligned``: whether all rows begin at multiples of 16 bytes, which the kernels of tensor cores load.
+    """
 
     batch: int
     m: int
     n: int
     k: int
+    kernel: ProductKernel = "single"
+    aligned: bool = True
 
 
 NO_TIME = Kernel(0.0, "launch", True)
@@ -156,7 +174,7 @@ def _timed(node: Node, gpu: Gpu) -> Kernel | None:
         return Kernel(launch + work.bytes_read / (gpu.rates.link_gbps * 1e9), "memory", False)
     bandwidth = gpu.rates.gbps * 1e9
     if not work.flops:
-        share = gpu.share(kind if kind in ("softmax", "norm") else "elementwise")
+        share = gpu.share(kind, _row_of(node)) if kind in ("softmax", "norm") else gpu.share("elementwise")
         moved = work.bytes_moved + (read_again(node) if kind == "norm" else 0)
         moving = moved / (bandwidth * share * _LIKE_ELEMENTWISE.get(kind, 1.0))
         covered = kind in ("softmax", "norm", "elementwise")
@@ -171,6 +189,20 @@ def _timed(node: Node, gpu: Gpu) -> Kernel | None:
     bound: Bound = "compute" if computing >= moving else "memory"
     covered = _is_measured(node, kind) and (unit == "float32" or unit in gpu.rates.sustained)
     return Kernel(launch + seconds, bound if seconds > launch else "launch", covered, unit)
+
+
+def _row_of(node: Node) -> float:
+    """The number of elements that a softmax or a normalization reduces together."""
+    named = arguments_of(node)
+    given = next((each for each in node.inputs if each.shape), None)
+    if given is None:
+        return 0
+    if class_of(node.op) == "softmax":
+        dim = named.get("dim", -1)
+        return given.shape[dim] if isinstance(dim, int) else given.shape[-1]
+    if isinstance(shape := named.get("normalized_shape"), (tuple, list)):
+        return math.prod(shape)
+    return math.inf if read_again(node) else 0  # one kernel reduces a channel of all images
 
 
 def _is_measured(node: Node, kind: OpClass) -> bool:
@@ -208,7 +240,8 @@ def _computing(node: Node, kind: OpClass, gpu: Gpu, unit: Unit, flops: int) -> f
     products = products_of(node, kind)
     if not products:
         return flops / (attainable * 0.5)
-    seconds = sum(product_seconds(each, gpu.rates, unit) for each in products)
+    width = least_width(gpu.capability) if kind == "batched matmul" and unit == "float32" else 0
+    seconds = sum(product_seconds(each, gpu.rates, unit, width) for each in products)
     counted = sum(2 * each.batch * each.m * each.n * each.k for each in products)
     seconds *= flops / counted if counted else 1.0
     if kind == "convolution" and unit == "float32" and _winograd(node):
@@ -218,40 +251,65 @@ def _computing(node: Node, kind: OpClass, gpu: Gpu, unit: Unit, flops: int) -> f
     return seconds
 
 
+def least_width(capability: tuple[int, int] | None) -> int:
+    """The width of the narrowest tiles that the library has for batched products in float32."""
+    if capability is None:
+        return 0
+    return int(CALIBRATED["tiles"]["batched float32"].get("{}.{}".format(*capability), 0))
+
+
 @cache
-def product_seconds(product: Product, rates: Rates, unit: Unit) -> float:
+def product_seconds(product: Product, rates: Rates, unit: Unit, narrowest: int = 0) -> float:
     """The minimum time of the waves of tiles, over tile shapes and splits of the inner dimension."""
     table = CALIBRATED["tiles"]["float32" if unit == "float32" else "tensor"]
-    each = rates.peak(unit) * rates.fraction(unit) / rates.sms
-    count, m, n, k = product
+    each = rates.peak(unit) * rates.fraction(unit, product.kernel) / rates.sms
+    if unit != "float32" and not product.aligned:
+        unaligned = CALIBRATED["tiles"]["unaligned"]
+        each = min(each * unaligned["rate"], unaligned["teraflops"] * 1e12)
+    # Latency in steps of the inner dimension.
+    prologue = table["prologue"] + table["prologue_per_teraflops"] * each / 1e12
+    count, m, n, k = product[:4]
     best = math.inf
     for height, width, rate in table["shapes"]:
+        if width < narrowest:
+            continue
         tiles = count * math.ceil(m / height) * math.ceil(n / width)
-        for split in _SPLITS:
+        for split in _SPLITS_OF_CONVOLUTIONS if product.kernel == "convolution" else _SPLITS:
             if split > 1 and k / split < 256:
                 break
             waves = math.ceil(tiles * split / rates.sms)
-            depth = math.ceil(k / split) + table["prologue"]
-            best = min(best, waves * 2 * height * width * depth / (each * rate))
+            depth = math.ceil(k / split) + prologue
+            seconds = waves * 2 * height * width * depth / (each * rate)
+            if split > 1:  # partial sums are written and added up
+                seconds += 8 * split * count * m * n / (rates.gbps * 1e9)
+            best = min(best, seconds)
     return best
 
 
 def products_of(node: Node, kind: OpClass) -> list[Product]:
     """The matrix products that an op computes, as far as its operands determine them."""
     if kind in ("matmul", "batched matmul"):
-        operands = [value.shape for value in node.inputs if len(value.shape) in (2, 3)]
+        operands = [value for value in node.inputs if len(value.shape) in (2, 3)]
         if len(operands) < 2 or not node.outputs:
             return []
-        first, second = operands[-2], operands[-1]
+        first, second = operands[-2].shape, operands[-1].shape
         if short_name(node.op) == "_grouped_mm" and min(len(first), len(second)) == 2:
             return [_product_in_groups(first, second, node.outputs[0].shape)]
         count = first[0] if kind == "batched matmul" else 1
         rows = math.prod(first[:-1]) if kind == "matmul" else first[-2]
         columns = second[0] if short_name(node.op) == "linear" else second[-1]
-        return [Product(count, rows, columns, first[-1])]
+        aligned = all(map(_is_aligned, (*operands[-2:], node.outputs[0])))
+        kernel: ProductKernel = "batched" if kind == "batched matmul" else "single"
+        return [Product(count, rows, columns, first[-1], kernel, aligned)]
     if kind == "convolution":
         return _convolutions(node)
     return []
+
+
+def _is_aligned(value: Value) -> bool:
+    """Whether each row (or column, if these are contiguous) begins at a multiple of 16 bytes."""
+    steps = [step for size, step in zip(value.shape, value.meta.stride) if size > 1 and step != 1]
+    return all(step * value.dtype.itemsize % 16 == 0 for step in steps)
 
 
 def _product_in_groups(first: Sequence[int], second: Sequence[int], out: Sequence[int]) -> Product:
@@ -265,6 +323,7 @@ def _product_in_groups(first: Sequence[int], second: Sequence[int], out: Sequenc
 
 def _convolutions(node: Node) -> list[Product]:
     """A convolution as matrix products: pixels x filters x taps; its two gradients are two of them."""
+    kernel: ProductKernel = "convolution"
     backward = "backward" in short_name(node.op)
     out = node.inputs[0].shape if backward else node.outputs[0].shape
     weight = node.inputs[2 if backward else 1].shape
@@ -272,10 +331,10 @@ def _convolutions(node: Node) -> list[Product]:
     groups = groups_of(node)
     filters, taps = max(weight[0] // groups, 1), math.prod(weight[1:])
     if not backward:
-        return [Product(groups, pixels, filters, taps)]
+        return [Product(groups, pixels, filters, taps, kernel)]
     given = [value.index for value in node.outputs]
-    found = [Product(groups, pixels, taps, filters)] if 0 in given else []
-    return found + ([Product(groups, filters, taps, pixels)] if 1 in given else [])
+    found = [Product(groups, pixels, taps, filters, kernel)] if 0 in given else []
+    return found + ([Product(groups, filters, taps, pixels, kernel)] if 1 in given else [])
 
 
 def _is_depthwise(node: Node) -> bool:

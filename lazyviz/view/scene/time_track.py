@@ -8,7 +8,7 @@ from typing import Any
 
 from ...graph.ir import Bound
 from ...plan.runtime.cpu_op_times import known_rates
-from ...plan.runtime.gpu_timeline import RANGE, Projection, duration
+from ...plan.runtime.gpu_timeline import RANGE, OpTime, Projection, duration
 from ...plan.units import format_share
 from .memory_chart import MOST_PHASES, spans, stretches
 from .plan_protocol import PlanLike
@@ -54,15 +54,16 @@ def track_json(scene: Scene, start: int = 0, stop: int | None = None) -> dict[st
         return {**_NOTHING, "words": why_unknown(plan)}
     stop = len(plan.timeline) if stop is None else stop
     known = {each.node.index: each for each in time.ops}
+    waiting = _waiting([known.get(index) for index, _ in plan.timeline])
     phases = _phases(scene, time)
     seconds: list[float] = []
     bounds: list[str] = []
     for span in spans(start, stop):
         by: dict[Bound, float] = dict.fromkeys(BOUNDS, 0.0)
         for position in span:
+            by["launch"] += waiting[position]
             each = known.get(plan.timeline[position][0])
             if each is not None:
-                by["launch"] += each.waiting
                 by[each.bound] += each.seconds - each.waiting
         seconds.append(sum(by.values()))
         bounds.append(max(BOUNDS, key=lambda bound: by[bound])[0])
@@ -77,6 +78,28 @@ def track_json(scene: Scene, start: int = 0, stop: int | None = None) -> dict[st
         "sums": _sums(scene, phases),
         "keys": [bound for bound, size in time.by_bound.items() if size > 0.005 * time.seconds],
     }
+
+
+def _waiting(ops: Sequence[OpTime | None]) -> list[float]:
+    """How long the device waits for Python at each position.
+
+    While Python runs ops on the CPU, such as the initialization of a model that is moved to the GPU, the
+    device waits at their positions. The projection charges this to the next kernel alone, whose bar would
+    then dwarf all others.
+    """
+    found = [0.0] * len(ops)
+    host: list[int] = []
+    for position, each in enumerate(ops):
+        if each is None:
+            continue
+        if not each.seconds:
+            host += [position] if each.work.launches else []
+            continue
+        shared = (*host, position)
+        for at in shared:
+            found[at] += each.waiting / len(shared)
+        host.clear()
+    return found
 
 
 def known_text(time: Projection) -> str:

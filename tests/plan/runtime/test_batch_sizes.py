@@ -76,3 +76,23 @@ def test_gpus_are_compared_with_the_batch_of_the_plan():
 )
 def test_small_costs_keep_two_digits(cost, text):
     assert amount(cost) == text
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_a_batch_that_each_round_of_a_loop_makes_anew_changes_size_in_all_of_them(pair):
+    with lazyviz.lazy(device="A100-80GB", batch="x") as graph:
+        net = torch.nn.Linear(512, 512, device="cuda")
+        for _ in range(2):
+            if pair:  # the second tensor is not the batch, although it has the same form
+                x, other = torch.randn(40_000, 512, device="cuda"), torch.randn(40_000, 512, device="cuda")
+                other.sum()
+            else:
+                x = torch.randn(40_000, 512, device="cuda")
+            net(x).square().mean().backward()
+    (recorded,) = {node.graph for node in graph.nodes}
+    made = [node for node in graph.nodes if node.name.startswith("randn")]
+    assert {value.node for value in recorded.batch} == set(made[:: 2 if pair else 1])
+    half, whole = graph.plan(batch_size=20_000), graph.plan()
+    if not pair:
+        assert half.seconds == pytest.approx(whole.seconds / 2, rel=0.1)
+        assert half.peak_bytes < 0.6 * whole.peak_bytes

@@ -288,3 +288,46 @@ def test_fused_attention_modules_do_the_products_of_the_others(length):
     assert [node.op.name() for node in graph.nodes] == ["aten::_native_multi_head_attention"]
     plan = graph.plan(device="A100-40GB")
     assert plan.flops == counter.get_total_flops() and plan.time.mfu > 0
+
+
+def _moved(f, *shapes):
+    """The bytes that the last op with a kernel reads and writes, by its name."""
+    with lazyviz.lazy() as graph:
+        given = [torch.randn(*shape, requires_grad=len(shape) > 1) for shape in shapes]
+        f(*given)
+    work = work_of([node for node in graph.nodes if work_of(node).launches][-1])
+    return work.bytes_read, work.bytes_written
+
+
+SIZE = 4 * 64 * 64
+
+
+@pytest.mark.parametrize("f", [
+    torch.zeros_like, torch.rand_like, lambda x: torch.full_like(x, 2.0), lambda x: x.new_zeros(64, 64),
+    lambda x: x.detach().exponential_(), lambda x: x.detach().log_normal_(),
+])  # fmt: skip
+def test_nothing_is_read_of_a_tensor_that_gives_its_shape_or_is_overwritten(f):
+    assert _moved(f, (64, 64)) == (0, SIZE)
+
+
+@pytest.mark.parametrize(("f", "read"), [
+    (lambda x: F.avg_pool2d(x, 2).backward(torch.ones(1, 32, 32)), SIZE // 4),
+    (lambda x: F.max_pool2d(x, 2).backward(torch.ones(1, 32, 32)), SIZE // 4 * 3),
+    (lambda x: F.pad(x, (1, 1, 1, 1), "reflect").backward(torch.ones(1, 66, 66)), 4 * 66 * 66),
+    (lambda x: F.adaptive_avg_pool2d(x, 32).backward(torch.ones(1, 32, 32)), SIZE // 4),
+])  # fmt: skip
+def test_backward_of_pooling_and_padding_reads_no_input_of_the_forward_pass(f, read):
+    assert _moved(f, (1, 64, 64)) == (read, SIZE)
+
+
+def test_a_loss_reads_one_class_of_each_row_and_its_backward_pass_none():
+    classes = torch.zeros(64, dtype=torch.long)
+    assert _moved(lambda x: F.nll_loss(x, classes), (64, 64)) == (4 * 64 + 8 * 64, 8)
+    read, written = _moved(lambda x: F.nll_loss(x, classes).backward(), (64, 64))
+    assert written == SIZE and read < SIZE // 4
+
+
+def test_a_scatter_writes_an_element_per_index():
+    index = torch.zeros(64, 2, dtype=torch.long)
+    found = _moved(lambda x, y: x.detach().scatter_(1, index, y.detach()), (64, 64), (64, 2))
+    assert found == (64 * 2 * (8 + 4 + 4), 64 * 2 * 4)

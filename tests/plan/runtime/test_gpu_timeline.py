@@ -1,6 +1,7 @@
 """Projected time: matrix products by waves, memory, launches, the host, ranges, and unknown ops."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 import lazyviz
 from lazyviz.plan.devices.gpu_rates import Rates
 from lazyviz.plan.devices.known_gpus import PROFILES
-from lazyviz.plan.runtime.gpu_kernel_times import Product, product_seconds
+from lazyviz.plan.runtime.gpu_kernel_times import Product, least_width, product_seconds
 from lazyviz.plan.runtime.gpu_timeline import duration
 
 
@@ -46,6 +47,63 @@ def test_waves_of_tiles_are_a_staircase():
     same = product_seconds(Product(1, 128 * 12 - 100, 128 * 9, 4096), rates, "float32")
     more = product_seconds(Product(1, 128 * 12, 128 * 9 + 8, 4096), rates, "float32")
     assert same == one < more
+
+
+def test_batched_products_in_float32_have_their_own_rate_and_tiles():
+    profile = PROFILES["P100-16GB"]
+    rates, width = profile.rates, least_width(profile.compute_capability)
+    of_one = product_seconds(Product(1, 4096, 4096, 4096), rates, "float32")
+    of_many = product_seconds(Product(1, 4096, 4096, 4096, "batched"), rates, "float32")
+    # cuBLAS's kernels for one product and for many reach 0.80 and 0.95 of the peak.
+    assert of_many / of_one == pytest.approx(0.799 / 0.95, rel=0.01)
+    # The narrowest of its tiles for many are 128 wide: half of each is empty in a product 64 wide.
+    narrow = product_seconds(Product(128, 1024, 64, 1024, "batched"), rates, "float32", width)
+    wide = product_seconds(Product(128, 1024, 128, 1024, "batched"), rates, "float32", width)
+    assert (width, narrow) == (128, wide)
+
+    def step():
+        torch.bmm(torch.randn(128, 1024, 1024, device="cuda"), torch.randn(128, 1024, 64, device="cuda"))
+
+    assert _projected("P100-16GB", step).ops[-1].seconds > narrow
+
+
+def test_partial_sums_of_a_split_product_are_written():
+    rates = PROFILES["A100-40GB"].rates
+    slow = replace(rates, gbps=rates.gbps / 100)
+    few, many = Product(1, 128, 128, 65536), Product(1, 128 * 108, 128 * 64, 4096)
+    assert product_seconds(few, slow, "float32") > product_seconds(few, rates, "float32")
+    assert product_seconds(many, slow, "float32") == product_seconds(many, rates, "float32")
+
+
+def test_a_product_with_a_long_inner_dimension_is_split_until_all_multiprocessors_work():
+    rates = PROFILES["A100-80GB"].rates
+    weights = product_seconds(Product(1, 64, 64, 400_000), rates, "float32")  # their gradient
+    inputs = product_seconds(Product(1, 400_000, 64, 64), rates, "float32")
+    assert weights < 2 * inputs
+
+
+def test_rows_that_tensor_cores_cannot_load_whole_take_longer():
+    def step(words, dtype):
+        weight = torch.randn(words, 768, device="cuda", dtype=dtype)
+        return lambda: torch.nn.functional.linear(torch.randn(4096, 768, device="cuda", dtype=dtype), weight)
+
+    def seconds(words, dtype):
+        return _projected("RTX-4090", lambda: step(words, dtype)()).ops[-1].seconds
+
+    assert seconds(50257, torch.bfloat16) > 1.3 * seconds(50264, torch.bfloat16)
+    assert seconds(50257, torch.float32) < 1.01 * seconds(50264, torch.float32)
+
+
+@pytest.mark.parametrize("function", [lambda x: x.softmax(-1), lambda x: F.layer_norm(x, x.shape[1:])])
+def test_long_rows_are_read_more_than_once(function):
+    def seconds(row):
+        return (
+            _projected("V100-32GB", lambda: function(torch.randn(2**28 // row, row, device="cuda")))
+            .ops[-1]
+            .seconds
+        )
+
+    assert seconds(16384) > 1.2 * seconds(1024)
 
 
 def test_a_large_elementwise_op_is_bound_by_memory():

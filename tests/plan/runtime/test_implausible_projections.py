@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.devices.known_gpus import PROFILES
+from lazyviz.plan.devices.known_gpus import PROFILES, lookup
 from lazyviz.plan.runtime.cpu_op_times import CpuRates, project_on_cpu
 from lazyviz.plan.runtime.flop_count import executed_flops_of
+from lazyviz.plan.runtime.run_time_projection import gpu_of
 
 GPU = "A100-40GB"
 FLAT = ((1e3, 1e9), (1e6, 1e9))
@@ -139,7 +140,9 @@ def test_batch_norm_reads_its_input_twice_only_in_training():
     shape = (256, 64, 56, 56)
     trained = _kernel(lambda x: nn.BatchNorm2d(64)(x), shape)
     applied = _kernel(lambda x: nn.BatchNorm2d(64).eval()(x), shape)
-    assert trained == pytest.approx(1.5 * applied, rel=0.02)
+    gpu = gpu_of(lookup(GPU))
+    slower = gpu.share("norm") / gpu.share("norm", 256 * 56 * 56)  # it reduces a channel of all images
+    assert trained == pytest.approx(1.5 * slower * applied, rel=0.02) and 1 < slower < 1.5
 
 
 @pytest.mark.parametrize("step", [

@@ -54,6 +54,15 @@ def test_half_of_the_errors_in_16_bit_are_below_twelve_percent(harness, results,
     assert statistics.median(errors) < 0.12
 
 
+def test_half_of_the_errors_in_16_bit_and_tf32_of_all_sources_are_below_twelve_percent(harness, results):
+    steps = json.loads(harness.STEPS.read_text(encoding="utf-8"))
+    assert len(steps) >= 25 and {each["precision"] for each in steps} >= {"tf32", "bf16", "fp16"}
+    assert statistics.median(harness.errors(steps, "")) < 0.16
+    rows = [each for each in results if "vit" in each["model"]] + steps
+    assert len({each.get("source", "timm") for each in rows}) >= 5
+    assert statistics.median(harness.errors(rows, "")) < 0.12
+
+
 @pytest.mark.parametrize(("mode", "count", "error"), [("inf", 16, 0.1), ("train", 7, 0.2)])
 def test_convolutional_networks_are_mostly_in_their_ranges(harness, results, mode, count, error):
     rows = [each for each in results if harness.kind_of(each) == "convolutional" and each["mode"] == mode]

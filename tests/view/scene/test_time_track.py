@@ -74,3 +74,15 @@ def test_a_cpu_that_was_not_calibrated_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     graph, _keep = step("cpu")
     assert track_json(Scene(graph.ir, graph.plan()))["words"] == "time: lazyviz.calibrate() first"
+
+
+def test_the_device_waits_while_the_host_initializes_and_not_at_one_position():
+    graph, _keep = step()
+    track = track_json(Scene(graph.ir, graph.plan()))
+    names = [node.name for node in graph.nodes]
+    initial = [at for at, name in enumerate(names) if name.startswith("uniform")]
+    assert len(initial) == 4 and all(track["seconds"][at] for at in initial)
+    copied = next(at for at, name in enumerate(names) if name.startswith("_to_copy"))
+    waiting = graph.plan().time.ops[copied].waiting
+    assert track["seconds"][initial[0]] == pytest.approx(waiting / 5, rel=0.01)
+    assert track["bounds"][initial[0]] == "l"
