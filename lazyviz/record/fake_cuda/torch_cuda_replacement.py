@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...torch_internals import dispatch_level, fake_cuda_devices, private_api
+from .. import constant_folding
 from ..intercept_ops_outside_blocks import nodes_before_access
 from ..interception.attribute_patches import Patches
 from ..sync_points import AbsentDeviceError, needs_absent
@@ -410,12 +411,23 @@ def _formatted(tape: Tape, tensor: torch.Tensor, spec: str = "") -> str:
 
 
 def _list(tape: Tape, tensor: torch.Tensor) -> Any:
+    value = tape.tensors.value_of(tensor)
+    known = constant_folding.known(tape.shapes, [value]) if value is not None else None
+    if known is not None:
+        return known[value].tolist()
     needed = nodes_before_access(tape, tensor, write=False)
     answer = tape.recording.absent.answer(needed) if tape.recording.absent is not None else None
     if answer is None:
         tape.runs.sync("tolist", needed, a_number=True)
         raise AssertionError("a value was read that only the absent GPU could compute")
-    return answer.value
+    if isinstance(answer.value, list):  # the user gave all of it
+        return answer.value
+    return _filled(tensor.shape, answer.for_dtype(tensor.dtype))
+
+
+def _filled(shape: Sequence[int], number: Any) -> Any:
+    """What ``tolist`` returns for a tensor whose elements are all ``number``."""
+    return [_filled(shape[1:], number) for _ in range(shape[0])] if shape else number
 
 
 READERS: dict[str, Callable[..., Any]] = {

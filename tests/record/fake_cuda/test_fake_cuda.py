@@ -234,6 +234,16 @@ def test_an_assumed_number_is_formatted_and_has_the_type_of_what_is_read():
         assert shown == f"{x.sum():.1f}" == "lazy[] float32 cuda:0, pending"
 
 
+def test_a_list_of_a_tensor_has_its_shape_and_what_is_known_of_it():
+    with lazyviz.lazy(device="H100-80GB", assume={"*": 0.5}):
+        x = torch.rand(2, 3, device="cuda")
+        assert torch.arange(4, device="cuda").tolist() == [0, 1, 2, 3]
+        found = x.tolist()
+        assert found == [[0.5] * 3] * 2 and x.sum().tolist() == 0.5 and x[:0].tolist() == []
+        found[0][0] = 7
+        assert found[1][0] == 0.5
+
+
 def _line_of(text):
     with open(__file__) as source:
         return next(number for number, line in enumerate(source, 1) if line.strip() == text)
