@@ -412,8 +412,7 @@ def _formatted(tape: Tape, tensor: torch.Tensor, spec: str = "") -> str:
 
 def _list(tape: Tape, tensor: torch.Tensor) -> Any:
     value = tape.tensors.value_of(tensor)
-    known = constant_folding.known(tape.shapes, [value]) if value is not None else None
-    if known is not None:
+    if value is not None and (known := constant_folding.known(tape.shapes, [value])) is not None:
         return known[value].tolist()
     needed = nodes_before_access(tape, tensor, write=False)
     answer = tape.recording.absent.answer(needed) if tape.recording.absent is not None else None
