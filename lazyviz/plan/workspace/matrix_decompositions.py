@@ -85,16 +85,37 @@ def of_eigenvectors(matrix: TensorMeta) -> Need:
     return Need(best + status, least - 2 * item, best + 32 * size * item + status)
 
 
+def _work_of_reflectors(rows: int, columns: int, threads: int) -> tuple[int, int]:
+    """The elements that ``geqrf`` requests, and the most; with several threads MKL selects other blocks."""
+    blocked = 17 * (columns + 1)
+    return blocked if min(rows, columns) > 32 else columns + 1, 4 * blocked + 10 * (threads - 1) * columns
+
+
+def _work_of_product(rows: int, columns: int, threads: int, is_complex: bool) -> tuple[int, int]:
+    """The same for ``orgqr``, which has copies of the blocks of rows and columns for its threads."""
+    if threads > 1 and columns >= 16:
+        copied = rows + 2 * columns
+        return (16 if columns <= 64 and not is_complex else 32) * copied + 1, 64 * copied + 1
+    at_once = 1 if columns < 16 else 16 if columns <= 32 else 32
+    return at_once * columns + 1, 2 * (32 * columns + 1)
+
+
 @on(TABLE, "linalg_qr")
 def _orthogonal(node: Node, threads: int) -> Need:
     """The reflectors' factors, and the workspace of ``geqrf`` and ``orgqr`` (``linalg_qr_out``)."""
-    count, rows, columns, item = matrices(node.args[0].meta)
-    order = min(rows, columns)
-    factors = count * order * item
-    work = 17 * (columns + 1)
+    matrix = node.args[0].meta
+    count, rows, columns, item = matrices(matrix)
+    known = count * min(rows, columns) * item
+    work, most = 17 * (columns + 1), _work_of_reflectors(rows, columns, threads)[1]
     if node.outputs[0].nbytes:
-        work = max(work, 32 * node.outputs[0].shape[-1] + 1)
-    return Need(factors + work * item, factors, factors + 4 * work * item)
+        made = node.outputs[0].shape[-1]
+        of_product = _work_of_product(rows, made, threads, matrix.dtype.is_complex)
+        work = max(work, 32 * made + 1, of_product[0])
+        most = max(most, of_product[1])
+    elif rows > columns:  # mode "r": the reflectors are in a matrix of their own
+        known += matrix.nbytes
+        work = max(work, 3600)  # as measured, from 16 to 200 columns
+    return Need(known + work * item, known, known + max(4 * work, most) * item)
 
 
 @on(TABLE, "linalg_matrix_exp")
@@ -153,17 +174,17 @@ def _eigenvalues(node: Node, threads: int) -> Need:
 @on(TABLE, "geqrf")
 def _reflectors(node: Node, threads: int) -> Need:
     _, rows, columns, item = matrices(node.args[0].meta)
-    blocked = 17 * (columns + 1) * item
-    best = blocked if min(rows, columns) > 32 else (columns + 1) * item
-    return Need(best, columns * item, 4 * blocked)
+    work, most = _work_of_reflectors(rows, columns, threads)
+    return Need(work * item, columns * item, most * item)
 
 
 @on(TABLE, "linalg_householder_product")
 def _product_of_reflectors(node: Node, threads: int) -> Need:
     """The workspace of ``orgqr``."""
-    _, _, columns, item = matrices(node.args[0].meta)
-    at_once = 1 if columns < 16 else 16 if columns <= 32 else 32
-    return Need((at_once * columns + 1) * item, columns * item, 2 * (32 * columns + 1) * item)
+    matrix = node.args[0].meta
+    _, rows, columns, item = matrices(matrix)
+    work, most = _work_of_product(rows, columns, threads, matrix.dtype.is_complex)
+    return Need(work * item, columns * item, most * item)
 
 
 @on(TABLE, "linalg_ldl_factor_ex")

@@ -400,8 +400,12 @@ def test_weights_in_bfloat16_peak_as_foreseen_or_a_little_higher(name, tolerance
         optimizer = torch.optim.AdamW(model.parameters())
         return plan_of(model, x.to(dtype), optimizer=optimizer)
 
-    foreseen = remedy_of(step(torch.float32), "bf16")
-    actual = step(torch.bfloat16)
+    full, actual = step(torch.float32), step(torch.bfloat16)
+    if actual.peak_bytes >= full.peak_bytes:
+        # The convolution's kernels with AMX need that much memory for several threads.
+        assert name == "convolution" and "bf16" not in [each.kind for each in full.remedies]
+        return
+    foreseen = remedy_of(full, "bf16")
     # Not exact: counters of steps stay float32, and norms keep their statistics in it.
     assert foreseen.peak_bytes == pytest.approx(actual.peak_bytes, rel=tolerance)
     assert foreseen.peak_bytes <= actual.peak_bytes
