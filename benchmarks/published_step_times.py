@@ -1,7 +1,8 @@
 """Compares published times of training steps in ``data/published_step_times.csv`` with projections.
 
 TF32, bf16 and fp16, most of them with SDPA or an optimizer: from documentation and repositories, not from one
-benchmark suite.  Nothing was fitted on these times.  Rows of transformers' documentation are those that take
+benchmark suite.  No constant was fitted on these times; the cap on products with unaligned rows was added
+after a look at them, as the page says.  Rows of transformers' documentation are those that take
 at least 1.3 times as long as the fastest row of their column: in the others, the GPU waits for Python on a
 host that is not described.  Written are ``results/published_step_times.json``, and with ``published_times.py
 --page-only`` a section of ``docs/published_times.md``::
