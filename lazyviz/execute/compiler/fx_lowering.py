@@ -9,7 +9,6 @@ Views of it are created afterwards (:func:`views_of`).
 from __future__ import annotations
 
 import itertools
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,8 +17,8 @@ import torch
 from torch import fx
 
 from ...graph.ir import Node, Storage, TensorMeta, Value
-from ...torch_internals.operator_registration import define
 from ..backend_protocol import Segment
+from . import convolution_layouts
 from .bernoulli_custom_ops import drawn
 from .dynamic_shapes import Size, Sizes
 from .random_draws_up_front import Draw, draw_all, draw_of, draws, serialized
@@ -173,12 +172,8 @@ class _Lowering:
         graph = self.graph
         op, args, kwargs = drawn(graph, *adapted(node, *self._reader.call(node)))
         if channels_last:
-            for at in _IMAGES.get(op, ()):
-                image = graph.call_function(  # the same layout, if it is traced in that layout
-                    aten.contiguous.default, (args[at],), {"memory_format": torch.channels_last}
-                )
-                args = (*args[:at], image, *args[at + 1 :])
-            if op in _RESHAPES and node.outputs[0].storage not in self.written:
+            op, args = convolution_layouts.with_layouts(graph, node, op, args)
+            if op in convolution_layouts.RESHAPES and node.outputs[0].storage not in self.written:
                 op = aten.reshape.default
         result = graph.call_function(op, args, kwargs)
         returns = op._schema.returns
@@ -186,8 +181,8 @@ class _Lowering:
         for value in node.outputs:
             if value.node is node:
                 own = result if alone else graph.call_function(operator.getitem, (result, value.index))
-                if channels_last and op is aten.convolution_backward.default and is_to_be_row_major(value):
-                    own = graph.call_function(row_major, (own,))
+                if channels_last and convolution_layouts.is_to_be_row_major(node, value):
+                    own = graph.call_function(convolution_layouts.row_major, (own,))
                 self.env[value] = own
 
     def module(self, results: Sequence[Value]) -> fx.GraphModule:
@@ -236,49 +231,6 @@ def _random(graph: fx.Graph, node: Node, content: fx.Node, args: tuple[Any, ...]
     product = graph.call_function(aten.mul.Tensor, (args[0], content))
     product = graph.call_function(aten.mul.Tensor, (product, 1 / kept if kept else 0.0))
     return {value: (product, content)[value.index] for value in node.outputs if value.node is node}
-
-
-def is_to_be_row_major(gradient: Value) -> bool:
-    """Whether it is the gradient of a convolution's weight, recorded row-major and not also channels last."""
-    if gradient.index != 1:
-        return False
-    _, channels, *window = gradient.meta.shape
-    size = math.prod(window)
-    return channels > 1 and size > 1 and gradient.meta.stride[1] == size
-
-
-def _like_row_major(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-
-
-def _row_major(tensor: torch.Tensor) -> torch.Tensor:
-    return _like_row_major(tensor).copy_(tensor)
-
-
-# Inductor treats it as opaque. If it fused it into an optimizer's update, each element would be read several
-# times, a few at once.
-row_major = define("row_major", "(Tensor tensor) -> Tensor", kernel=_row_major, shape=_like_row_major)
-
-_IMAGES = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1, 2)}
-_RESHAPES = (aten.view.default, aten._unsafe_view.default)  # other strides are not possible
-
-
-def wants_channels_last(nodes: Sequence[Node]) -> bool:
-    """Whether Inductor would convert the layout of the convolutions in ``nodes`` back and forth.
-
-    On the CPU, it lets convolutions read and write channels last (``decide_layout_opt`` in
-    torch/_inductor/graph.py), but keeps the traced layout for values that their gradients read and for
-    outputs. For a forward and backward pass in one graph, each activation would be held in both layouts, some
-    of them twice, and the gradients of all weights would be copied at the same time, when all of them exist.
-    """
-    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
-        return False
-    images = [node for node in nodes if node.op in _IMAGES]
-    return (
-        any(node.op is aten.convolution_backward.default for node in images)
-        and all(value.meta.device.type == "cpu" for node in images for value in node.inputs)
-        and all(len(node.args[at].meta.shape) == 4 for node in images for at in _IMAGES[node.op])
-    )
 
 
 def check(node: Node) -> None:

@@ -10,7 +10,8 @@ from ...torch_internals import dynamo
 from ..backend_protocol import Refused, first_line
 from .calling_convention import number_tensor
 from .compiling_backend_base import SegmentCompiler, Task
-from .fx_lowering import NEEDS_VALUES, NotLowered, lower, refuse, wants_channels_last
+from .convolution_layouts import wants_channels_last
+from .fx_lowering import NEEDS_VALUES, NotLowered, lower, refuse
 from .random_draws_up_front import draw_of, draws
 
 

@@ -19,12 +19,14 @@ from lazyviz.execute import backend_registry
 from lazyviz.execute.backend_protocol import Refused
 from lazyviz.execute.compiler import inductor_backend as inductor_module
 from lazyviz.execute.compiler import numerical_verification
-from lazyviz.execute.compiler.fx_lowering import lower, row_major
+from lazyviz.execute.compiler.convolution_layouts import channels_last, row_major
+from lazyviz.execute.compiler.fx_lowering import lower
 from lazyviz.execute.compiler.inductor_backend import InductorBackend
 from lazyviz.execute.compiler.single_segment_runs import cached_segments
 from lazyviz.testing import check_backend
 from lazyviz.torch_internals.dynamo import Compiled
 
+from ...plan.profiler import allocated_by
 from ..compiled_training import reports_of_training_as_eager_does
 
 pytestmark = pytest.mark.slow
@@ -751,7 +753,8 @@ def test_gradients_of_weights_are_laid_out_once_before_an_optimizer_reads_them(i
 
     def lowered(nodes, *args, **kwargs):
         module = lower(nodes, *args, **kwargs)
-        laid_out.append(sum(node.target is row_major for node in module.graph.nodes))
+        targets = [node.target for node in module.graph.nodes]
+        laid_out.append((targets.count(row_major), targets.count(channels_last)))
         return module
 
     monkeypatch.setattr(inductor_module, "lower", lowered)
@@ -785,7 +788,32 @@ def test_gradients_of_weights_are_laid_out_once_before_an_optimizer_reads_them(i
             torch.testing.assert_close(ours.grad, theirs.grad)
             assert ours.grad.stride() == theirs.grad.stride() and ours.stride() == theirs.stride()
     assert report.cache_hit
-    assert set(laid_out) == {2}
+    assert set(laid_out) == {(2, 2)}
+
+
+def test_copies_of_weights_for_the_backward_pass_are_not_held_from_the_forward_pass_on(inductor):
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(64, 64, 3, padding=1, bias=False) for _ in range(5)]
+    model = nn.Sequential(*[part for layer in layers for part in (layer, nn.ReLU())])
+    x = torch.randn(2, 64, 4, 4)
+
+    def step():
+        model.zero_grad()
+        model(x).square().mean().backward()
+
+    def lazily():
+        with lazyviz.lazy(backend="inductor") as graph:
+            step()
+        graph.evaluate()
+
+    step()
+    eager, _ = allocated_by(step)
+    for _ in range(2):
+        lazily()
+    compiled, _ = allocated_by(lazily)
+    weight = layers[0].weight.nbytes
+    assert 5 * weight < eager
+    assert compiled < eager + 1.5 * weight  # one gradient or weight in both layouts
 
 
 def test_several_draws_are_eagers_whatever_uses_them(inductor):
