@@ -312,8 +312,8 @@ def _range(
     """Lowest and highest expected peak; on a GPU at the confidence level of :mod:`.uncertainty`."""
     estimates, small, borrowed = unsure_of
     found = []
-    for which in (1, 2):
-        level = totals if which == 1 or not small else [*map(add, totals, small)]
+    for which in (0, 1, 2) if gpu else (1, 2):
+        level = [*map(add, totals, small)] if which == 2 and small else totals
         if which == 1 and borrowed:
             level = [*map(sub, level, allocated(borrowed, len(totals), eager=eager))]
         if estimates:
@@ -321,7 +321,7 @@ def _range(
             level = [a + b for a, b in zip(level, allocated(spans, len(totals), eager=eager))]
         raised = [level[position] + need[which] for position, need in needs.items()]
         found.append(max(max(level, default=0), max(raised, default=0)))
-    return widened(found[0], found[1], ALLOCATED) if gpu else (found[0], found[1])
+    return widened(found[0], found[1], found[2], ALLOCATED) if gpu else (found[0], found[1])
 
 
 def _resized(span: Lifetime, nbytes: int) -> Lifetime:
@@ -349,7 +349,7 @@ def _reserved(
     exact = all(need.exact for need in needs.values()) and not estimates
     if exact and played is not None:
         held = played.reserved_bytes
-        return held, *widened(held, held, RESERVED)
+        return held, *widened(held, held, held, RESERVED)
     of = {span.storage: need for span, need in estimates}
     for which in range(1 if exact else 3):
         scratched = (lifetime_of(at, nodes[at], need[which], device) for at, need in needs.items())
@@ -362,7 +362,7 @@ def _reserved(
             return None
         found.append(reservation.reserved_bytes)
     # More scratch memory can leave the allocator with fewer fragments.
-    return found[0], *widened(min(found), max(found), RESERVED)
+    return found[0], *widened(found[0], min(found), max(found), RESERVED)
 
 
 MARGIN = 0.05
