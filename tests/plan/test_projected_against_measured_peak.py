@@ -382,3 +382,36 @@ def test_a_split_plan_counts_an_output_that_is_used_after_a_read():
     [(split, whole)] = plans
     assert split.split.pieces == 4 and split.peak_bytes < whole.peak_bytes / 1.5
     assert measured <= split.peak_bytes + 16 <= measured + sum(outputs) + program.parameters
+
+
+def growth_planned_and_measured(program):
+    """Like :func:`planned_and_measured`, without what exists before: planned bytes, their range, measured."""
+    program()
+    measured = allocated_by(program)[0]
+    with lazyviz.lazy() as graph:
+        kept = program()
+    plan = graph.plan()
+    before = sum(span.storage.nbytes for span in lifetimes(graph.ir) if span.eager_start < 0)
+    low, high = plan.eager_peak_range
+    graph.evaluate()
+    del kept
+    return plan.eager_peak_bytes - before, (low - before, high - before), measured
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_the_gradient_of_bags_of_embeddings_is_counted(mode, dtype):
+    weight = torch.rand(2000, 128, requires_grad=True)
+    words = torch.randint(0, 2000, (1024 * 20,), dtype=dtype)
+    bags = torch.arange(0, 1024 * 20, 20, dtype=dtype)
+
+    def program():
+        nn.functional.embedding_bag(words, weight, bags, mode=mode).sum().backward()
+        weight.grad = None
+
+    planned, _, measured = growth_planned_and_measured(program)
+    assert abs(planned - measured) <= 16
+    bags[1::2] = bags[::2].clone()  # every other bag is empty, which a plan does not know
+    _, (low, high), measured = growth_planned_and_measured(program)
+    assert low <= measured <= high
+    assert (low == high - 64) == (mode != "max")
