@@ -209,12 +209,12 @@ class AbsentGpus:
 
     # --- reads ----------------------------------------------------------------------
 
-    def answer(self, needed: Sequence[TrackedNode]) -> Answer | None:
-        """The value that the user assumes for a read that needs ``needed``."""
+    def answer(self, needed: Sequence[TrackedNode], *, one: bool = False) -> Answer | None:
+        """The value that the user assumes for a read that needs ``needed``; ``one``: of a single number."""
         if not needs_absent(needed):
             return None
         frame = sys._getframe(2)
-        if (assumed := self._assumed.take(frame)) is not None:
+        if (assumed := self._assumed.take(frame, one=one)) is not None:
             return assumed
         known = self._generation.answer(needed, frame)
         return None if known is None else Answer(known)

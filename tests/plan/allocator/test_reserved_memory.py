@@ -63,7 +63,12 @@ def test_a_profile_without_a_context_counts_tensors(step):
     plan = step.plan(device=lazyviz.DeviceProfile("mine", step.plan().eager_peak_bytes))
     assert plan.fits and plan.reserved_bytes is None
     assert "Only tensors were counted" in plan.verdict() and plan.verdict() in plan.explain()
-    for device in ("RTX-3060", "cpu", lazyviz.DeviceProfile("mine", "12 GiB", context_bytes="400 MiB")):
+    for device in (
+        "RTX-3060",
+        "cpu",
+        "cpu:2GiB",
+        lazyviz.DeviceProfile("mine", "12 GiB", context_bytes="400 MiB"),
+    ):
         assert "Only tensors" not in step.plan(device=device).explain()
 
 
