@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed import tensor as distributed
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -76,6 +77,30 @@ def test_data_parallel_reduces_each_bucket_in_the_backward_pass():
 def test_flat_parameters_are_refused_with_what_to_use():
     with pytest.raises(AbsentDeviceError, match="fully_shard instead"), lazyviz.lazy(device=GPU, mesh=(4,)):
         FullyShardedDataParallel(nn.Linear(8, 8).cuda())
+
+
+@pytest.mark.parametrize("device_id", [3, None])
+def test_flat_parameters_on_a_numbered_gpu_are_refused_with_what_to_use(device_id):
+    with (
+        pytest.raises(AbsentDeviceError, match="fully_shard instead"),
+        lazyviz.lazy(device=GPU, mesh=(4,), rank=3),
+    ):
+        FullyShardedDataParallel(nn.Linear(8, 8).cuda(), device_id=device_id)
+
+
+@pytest.mark.parametrize("name", ["fp16_compress_hook", "bf16_compress_hook"])
+def test_gradients_compressed_to_half_precision_send_half_of_the_bytes(name):
+    sent = []
+    for hook in (None, getattr(default_hooks, name)):
+        with lazyviz.lazy(device=GPU, mesh=(8,)) as graph:
+            net = DistributedDataParallel(model().cuda())
+            if hook is not None:
+                net.register_comm_hook(None, hook)
+            net(torch.ones(4, WIDTH, device="cuda")).sum().backward()
+        assert graph.sync_points == []
+        sent.append(graph.plan().communication["all_reduce"])
+        lazyviz.reset()
+    assert sent[1] == pytest.approx(sent[0] / 2, rel=0.01)
 
 
 def test_without_synchronization_nothing_is_sent():
