@@ -103,6 +103,29 @@ def test_gradients_compressed_to_half_precision_send_half_of_the_bytes(name):
     assert sent[1] == pytest.approx(sent[0] / 2, rel=0.01)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_synchronized_batch_normalization_sends_its_statistics(dtype):
+    channels, ranks, peaks = 32, 8, []
+    for convert in (nn.Identity(), nn.SyncBatchNorm.convert_sync_batchnorm):
+        with lazyviz.lazy(device=GPU, mesh=(ranks,)) as graph:
+            net = nn.Sequential(nn.Conv2d(3, channels, 3), nn.BatchNorm2d(channels), nn.ReLU())
+            net = DistributedDataParallel(convert(net).cuda())
+            with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+                loss = net(torch.randn(4, 3, 32, 32, device="cuda")).float().square().mean()
+            loss.backward()
+            assert net.module[1].running_mean.shape == net.module[1].weight.grad.shape == (channels,)
+        plan = graph.plan()
+        peaks.append(plan.peak_bytes)
+        lazyviz.reset()
+    assert graph.sync_points == []
+    combined = 2 * channels + 1  # means, deviations, and the count of each rank
+    assert plan.communication["all_gather"] == 4 * combined * (ranks - 1)
+    assert (
+        kinds(graph, "forward").count("all_gather") == kinds(graph, "backward").count("all_reduce") - 1 == 1
+    )
+    assert peaks[1] == pytest.approx(peaks[0], rel=0.01)
+
+
 def test_without_synchronization_nothing_is_sent():
     with lazyviz.lazy(device=GPU, mesh=(8,)) as graph:
         net = DistributedDataParallel(model().cuda(), gradient_as_bucket_view=True)
