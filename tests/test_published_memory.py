@@ -90,6 +90,32 @@ def test_a_published_run_recorded_again_is_projected_closely():
     assert result["published"] == float(row["published"]) * 2**30
 
 
+def judged_rows():
+    data = json.loads(harness.RESULTS.read_text(encoding="utf-8"))
+    return [(row, harness.judged(row, data["runs"][row["id"]])) for row in ROWS]
+
+
+def test_nine_in_ten_figures_are_in_a_range_of_15_percent_and_the_median_error_is_below_1_percent():
+    total = harness.summary([result for _, result in judged_rows()])
+    assert total["median error"] <= 0.01
+    assert total["in a narrow range"] >= 0.9 * total["rows"]
+
+
+def test_ranges_hold_for_sources_that_had_no_part_in_choosing_them():
+    lines = harness.left_out(judged_rows())["table"].splitlines()
+    rows, inside = (int(lines[-1].split("|")[column]) for column in (2, 5))
+    assert rows == len(ROWS) and inside >= 0.9 * rows
+
+
+def test_a_range_with_the_plan_s_own_margins_is_the_plan_s():
+    from lazyviz.plan.uncertainty import ALLOCATED, RESERVED
+
+    for row, result in judged_rows():
+        own = ALLOCATED if row["kind"] == "allocated" else RESERVED
+        again = harness.widened_again(row, result, own)["range"]
+        assert again == pytest.approx(result["range"], rel=1e-6), row
+
+
 def test_a_row_that_cannot_be_recorded_says_why():
     row = ROWS[0] | {"transformers": "0.1"}
     assert harness.measured([row], None) == {

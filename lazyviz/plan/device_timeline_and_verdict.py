@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from operator import add, attrgetter, sub
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from ..graph.ir import Graph, Node, Storage
 from .allocator.initial_state import Segment, exists, nbytes_of, segments_on
 from .allocator.reserved_memory import Call, Reservation, reserve, reserve_calls
 from .devices.device_lookup import Device, DeviceProfile, capacity, planned
+from .liveness.cumprod_gradient import without_zeros
 from .liveness.lifetimes import Lifetime, Run, all_of_eager, allocated, as_run
 from .uncertainty import ALLOCATED, RESERVED, widened
 from .workspace.cudnn_rnn_workspace import unsure
@@ -78,27 +79,27 @@ def plan_device(
     needs = scratch(graph, device, "cuda" if gpu else device.type) if needs is None else needs
     fetching, run = _with_fetches(graph, tensors, needs), _InRunOrder(graph.nodes, tensors, needs, order)
     lazyviz_peak = run.peak_bytes
-    if eager:
-        needs, run = fetching, _InRunOrder(graph.nodes, all_of_eager(tensors), fetching)
+    by_eager = _ByEager(graph.nodes, tensors, fetching)
+    needs, run = (fetching, by_eager.run) if eager else (needs, run)
     tensors, nodes = run.tensors, run.nodes
     estimates = unsure(nodes, tensors) if device.type == "cuda" else []
-    without, eager_without = _both(tensors, len(nodes), eager)
+    without = allocated(tensors, len(nodes))
     spans = [*tensors, *run.scratch(device)]
     totals = _raised(without, run.needs)
-    eager_totals = totals if eager else _raised(eager_without, fetching)
+    eager_totals = totals if eager else by_eager.totals
     peak_bytes = max(totals, default=0)
     segments = segments_on(target) if gpu else ()
     room = _room(target, spans, segments) if room is None else room
     reservation = reserve(nodes, spans, target, room, eager=eager, segments=segments) if gpu else None
 
     def reserved(as_eager: bool) -> tuple[int, int, int] | None:
-        played, of_eager = reservation if eager in (True, as_eager) else None, as_eager or eager
-        there, scratched = (graph.nodes, fetching) if of_eager else (nodes, run.needs)
-        return _reserved(there, tensors, target, scratched, estimates, device, of_eager, segments, played)
+        played = reservation if eager in (True, as_eager) else None
+        planned = by_eager if as_eager or eager else run
+        return planned.reserved(target, estimates, device, segments, played)
 
     at = totals.index(peak_bytes) if totals else 0
     unsure_of = _unsure_of(graph, tensors, estimates, host=device.type == "cpu" and not gpu)
-    ours = _range(without, run.needs, run.ordered(unsure_of, eager), eager=False, gpu=gpu)
+    eager_range = by_eager.range(unsure_of, gpu)
     return DevicePlan(
         device=str(device),
         peak_bytes=peak_bytes,
@@ -112,8 +113,8 @@ def plan_device(
         fits=_fits(peak_bytes, room, reservation),
         reservation=reservation,
         tensor_peak_bytes=max(without, default=0),
-        peak_range=ours,
-        eager_peak_range=ours if eager else _range(eager_without, fetching, unsure_of, eager=True, gpu=gpu),
+        peak_range=eager_range if eager else run.range(without, unsure_of, gpu),
+        eager_peak_range=eager_range,
         scratch=needs,
         estimated={span.storage: need for span, need in estimates},
         reserve=reserved,
@@ -124,12 +125,6 @@ def plan_device(
         of=of,
         lazyviz_peak_bytes=lazyviz_peak,
     )
-
-
-def _both(tensors: Sequence[Lifetime], count: int, eager: bool) -> tuple[list[int], list[int]]:
-    """The bytes during each node of the planned run, and of a run by eager PyTorch (maybe the same run)."""
-    own = allocated(tensors, count)
-    return own, own if eager else allocated(tensors, count, eager=True)
 
 
 class _Unsure(NamedTuple):
@@ -181,12 +176,71 @@ class _InRunOrder:
             span._replace(eager_start=order[span.start], eager_stop=order[span.start] + 1) for span in spans
         ]
 
-    def ordered(self, unsure_of: _Unsure, eager: bool) -> _Unsure:
-        """``unsure_of`` in the order of the run, whose peak counts memory from any allocation."""
+    def range(self, totals: Sequence[int], unsure_of: _Unsure, gpu: bool) -> tuple[int, int]:
+        """The range of lazyviz's peak, which counts memory from any allocation."""
         small, order = unsure_of.small, self._order
         if order is not None and small:
             small = [small[at] for at in order]
-        return _Unsure(unsure_of.estimates, small, unsure_of.borrowed if eager else ())
+        return _range(totals, self.needs, _Unsure(unsure_of.estimates, small), eager=False, gpu=gpu)
+
+    def reserved(
+        self,
+        target: Device | DeviceProfile,
+        estimates: Sequence[tuple[Lifetime, Need]],
+        device: torch.device,
+        segments: Sequence[Segment],
+        played: Reservation | None,
+    ) -> tuple[int, int, int] | None:
+        """What the allocator would hold: best figure, least, most; ``played`` is the best figure's run."""
+        return _reserved(
+            self.nodes, self.tensors, target, self.needs, estimates, device, False, segments, played
+        )
+
+
+class _ByEager:
+    """The run of eager PyTorch: lifetimes and scratch memory, for operands of ``cumprod`` without zeros; only
+    the upper end of a range is for operands that have some.
+    """
+
+    def __init__(self, nodes: Sequence[Node], tensors: Sequence[Lifetime], needs: Mapping[int, Need]) -> None:
+        self._nodes, self._all, self._all_needs = nodes, tensors, needs
+        plain = without_zeros(nodes, tensors)
+        self.spans, self.needs, self._skips = plain.spans, plain.needs(needs), bool(plain.skipped)
+
+    @property
+    def run(self) -> _InRunOrder:
+        return _InRunOrder(self._nodes, all_of_eager(self.spans), self.needs)
+
+    @cached_property
+    def _without(self) -> list[int]:
+        return allocated(self.spans, len(self._nodes), eager=True)
+
+    @property
+    def totals(self) -> list[int]:
+        return _raised(self._without, self.needs)
+
+    def range(self, unsure_of: _Unsure, gpu: bool) -> tuple[int, int]:
+        low, high = _range(self._without, self.needs, unsure_of, eager=True, gpu=gpu)
+        if self._skips:
+            totals = allocated(self._all, len(self._nodes), eager=True)
+            high = max(high, _range(totals, self._all_needs, unsure_of, eager=True, gpu=gpu)[1])
+        return low, high
+
+    def reserved(
+        self,
+        target: Device | DeviceProfile,
+        estimates: Sequence[tuple[Lifetime, Need]],
+        device: torch.device,
+        segments: Sequence[Segment],
+        played: Reservation | None,
+    ) -> tuple[int, int, int] | None:
+        """Like :meth:`_InRunOrder.reserved`."""
+        of = partial(_reserved, self._nodes, target=target, estimates=estimates, device=device, eager=True)
+        held = of(self.spans, needs=self.needs, segments=segments, played=played)
+        if held is None or not self._skips:
+            return held
+        most = of(self._all, needs=self._all_needs, segments=segments, played=None)
+        return held if most is None else (held[0], min(held[1], most[1]), max(held[2], most[2]))
 
 
 def _with_fetches(graph: Graph, tensors: Sequence[Lifetime], needs: Mapping[int, Need]) -> Mapping[int, Need]:
@@ -312,8 +366,8 @@ def _range(
     """Lowest and highest expected peak; on a GPU at the confidence level of :mod:`.uncertainty`."""
     estimates, small, borrowed = unsure_of
     found = []
-    for which in (1, 2):
-        level = totals if which == 1 or not small else [*map(add, totals, small)]
+    for which in (0, 1, 2) if gpu else (1, 2):
+        level = [*map(add, totals, small)] if which == 2 and small else totals
         if which == 1 and borrowed:
             level = [*map(sub, level, allocated(borrowed, len(totals), eager=eager))]
         if estimates:
@@ -321,7 +375,7 @@ def _range(
             level = [a + b for a, b in zip(level, allocated(spans, len(totals), eager=eager))]
         raised = [level[position] + need[which] for position, need in needs.items()]
         found.append(max(max(level, default=0), max(raised, default=0)))
-    return widened(found[0], found[1], ALLOCATED) if gpu else (found[0], found[1])
+    return widened(found[0], found[1], found[2], ALLOCATED) if gpu else (found[0], found[1])
 
 
 def _resized(span: Lifetime, nbytes: int) -> Lifetime:
@@ -349,7 +403,7 @@ def _reserved(
     exact = all(need.exact for need in needs.values()) and not estimates
     if exact and played is not None:
         held = played.reserved_bytes
-        return held, *widened(held, held, RESERVED)
+        return held, *widened(held, held, held, RESERVED)
     of = {span.storage: need for span, need in estimates}
     for which in range(1 if exact else 3):
         scratched = (lifetime_of(at, nodes[at], need[which], device) for at, need in needs.items())
@@ -362,7 +416,7 @@ def _reserved(
             return None
         found.append(reservation.reserved_bytes)
     # More scratch memory can leave the allocator with fewer fragments.
-    return found[0], *widened(min(found), max(found), RESERVED)
+    return found[0], *widened(found[0], min(found), max(found), RESERVED)
 
 
 MARGIN = 0.05

@@ -355,7 +355,7 @@ def _both(plan: Plan) -> str:
 
 def _counted(plan: Plan) -> str:
     """A note if the verdict counts only tensors, because the profile has no CUDA context."""
-    if plan._profile is None or plan._profile.context_bytes:
+    if plan._profile is None or plan._profile.context_bytes or plan._profile.name == "cpu":
         return ""
     return (
         " Only tensors were counted. To include PyTorch's allocator and the CUDA context, set "

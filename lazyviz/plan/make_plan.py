@@ -37,7 +37,7 @@ from .device_timeline_and_verdict import (
     same_device,
     target_of,
 )
-from .devices.device_lookup import Device, DeviceLike, DeviceProfile, is_absent, planned
+from .devices.device_lookup import Device, DeviceLike, DeviceProfile, is_absent, planned, with_context_of
 from .explain_memory import explain, verdict
 from .largest_fitting_size import TimeIsUp, fewest_pieces, largest_fitting
 from .liveness.lifetimes import Lifetime, Run, allocated, by_device, by_origin, device_with_most, lifetimes
@@ -86,17 +86,18 @@ def make_plan(
         raise ValueError(f"This version plans only runs with 'eager'; the memory of {backend!r} is unknown.")
     check_split(split)
     everywhere = by_device(lifetimes(graph, as_recorded=as_recorded))
-    recorded, target = _counted(everywhere, device)
+    recorded, target = _counted(everywhere, device, graph.torch_release)
     return Planner(graph, everywhere, recorded, target, split, recompute, of).plan(batch_size)
 
 
 def _counted(
     everywhere: Mapping[torch.device, Sequence[Lifetime]],
     device: DeviceLike | None,
+    release: tuple[int, int] | None,
 ) -> tuple[torch.device, Device | DeviceProfile]:
-    """The device whose tensors are counted, and the planned device."""
+    """The device whose tensors are counted, and the planned device, for that PyTorch release."""
     recorded = device_with_most(everywhere)
-    target = planned(device) if device is not None else target_of(recorded)
+    target = with_context_of(planned(device) if device is not None else target_of(recorded), release)
     if isinstance(target, Device):
         for storage_device in everywhere:
             if same_device(target.name, storage_device):
@@ -176,7 +177,7 @@ class Planner:
 
     def on(self, device: DeviceLike) -> Planner:
         """The same planner for another device.  Raises the errors of :func:`make_plan`."""
-        recorded, target = _counted(self.everywhere, device)
+        recorded, target = _counted(self.everywhere, device, self.graph.torch_release)
         kind = self.chosen
         other = Planner(self.graph, self.everywhere, recorded, target, self.split, self.recompute, kind)
         other._batch = self.batch

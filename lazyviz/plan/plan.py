@@ -23,7 +23,7 @@ from .batch.split_plan import check_split
 from .communication_bytes import sent
 from .device_timeline_and_verdict import DevicePlan as DevicePlan
 from .device_timeline_and_verdict import same_device
-from .devices.cuda_context import CONTEXT_BYTES, CONTEXT_RANGE
+from .devices.cuda_context import range_of
 from .devices.device_lookup import Device, DeviceLike, DeviceProfile
 from .liveness.lifetimes import Lifetime, positions
 from .liveness.lifetimes import Run as Run
@@ -264,7 +264,7 @@ class Plan(Tabular, Unpicklable):
     def _context_range(self) -> tuple[int, int]:
         """Bytes of the CUDA context; user-defined profiles specify it themselves."""
         context = self._reservation.context_bytes if self._reservation is not None else 0
-        return CONTEXT_RANGE if context == CONTEXT_BYTES else (context, context)
+        return range_of(context)
 
     @property
     def needed_range(self) -> tuple[int, int]:

@@ -717,7 +717,8 @@ class Recorder:
     ) -> Any:
         needed, nbytes = intercept_ops_outside_blocks.needed_nodes(self._tape, info, args, kwargs)
         absent = self._recording.absent
-        if absent is not None and info.returns_numbers and (answer := absent.answer(needed)) is not None:
+        answer = absent.answer(needed, one=True) if absent is not None and info.returns_numbers else None
+        if answer is not None:
             read = args[0] if args and info.name in ("item", "_local_scalar_dense") else None
             return answer.value if read is None else answer.for_dtype(read.dtype)
         # Creating a sparse tensor and exchanging memory happen immediately, but are not sync points by

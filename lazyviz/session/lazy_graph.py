@@ -605,9 +605,10 @@ def lazy(
         torch_version: the PyTorch release that will run on an absent GPU, such as ``"1.13"``; its known
             differences in memory use (:mod:`lazyviz.record.fake_cuda.older_releases`) are recorded.
         assume: values of reads that only an absent device could compute, by line.  A line is its number, in
-            any file, ``"train.py:12"``, or ``"*"`` for all others; an iterator gives one value per read.
-            ``"until max_new_tokens"``: text generation by transformers continues to its maximum length,
-            independent of the tokens, unless an iterator gives the values that it reads.
+            any file, ``"train.py:12"``, or ``"*"`` for all others; an iterator or a list gives one value per
+            read (a read of several numbers returns the whole list). ``"until max_new_tokens"``: text
+            generation by transformers continues to its maximum length, independent of the tokens, unless
+            one value per read is given.
         allow_sync: False makes a sync point inside the block an error that names its line.
         held_bytes_limit: evaluate when pending ops keep more than this many bytes of outside tensors alive
             that the block itself has dropped.

@@ -17,6 +17,7 @@ Private:
 - ``Reducer._rebuild_buckets``: after its first backward pass, the reducer of ``DistributedDataParallel``
   sends the order of its buckets to the other ranks.  Its C++ code writes that into a new tensor on the CPU,
   by its address, so that this tensor must have memory.
+- ``DistributedDataParallel._check_comm_hook``: asks which NCCL this PyTorch is built with.
 - ``_random._rng_tracker``: DTensor's draws follow a tracker that refers to a mesh of the groups.
 """
 

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lazyviz
 from lazyviz.plan.liveness.lifetimes import lifetimes
+from lazyviz.torch_internals import private_api
 
 from .profiler import allocated_by
 
@@ -382,3 +383,78 @@ def test_a_split_plan_counts_an_output_that_is_used_after_a_read():
     [(split, whole)] = plans
     assert split.split.pieces == 4 and split.peak_bytes < whole.peak_bytes / 1.5
     assert measured <= split.peak_bytes + 16 <= measured + sum(outputs) + program.parameters
+
+
+def growth_planned_and_measured(program):
+    """Like :func:`planned_and_measured`, without what exists before: planned bytes, their range, measured."""
+    program()
+    measured = allocated_by(program)[0]
+    with lazyviz.lazy() as graph:
+        kept = program()
+    plan = graph.plan()
+    before = sum(span.storage.nbytes for span in lifetimes(graph.ir) if span.eager_start < 0)
+    low, high = plan.eager_peak_range
+    graph.evaluate()
+    del kept
+    return plan.eager_peak_bytes - before, (low - before, high - before), measured
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_the_gradient_of_bags_of_embeddings_is_counted(mode, dtype):
+    weight = torch.rand(2000, 128, requires_grad=True)
+    words = torch.randint(0, 2000, (1024 * 20,), dtype=dtype)
+    bags = torch.arange(0, 1024 * 20, 20, dtype=dtype)
+
+    def program():
+        nn.functional.embedding_bag(words, weight, bags, mode=mode).sum().backward()
+        weight.grad = None
+
+    planned, _, measured = growth_planned_and_measured(program)
+    assert abs(planned - measured) <= 16
+    bags[1::2] = bags[::2].clone()  # every other bag is empty, which a plan does not know
+    _, (low, high), measured = growth_planned_and_measured(program)
+    assert low <= measured <= high
+    assert (low == high - 64) == (mode != "max")
+
+
+@pytest.mark.skipif(private_api.CUMPROD_ASKS_ALWAYS, reason="this PyTorch's formula reads values")
+@pytest.mark.parametrize("name", ["rows", "columns", "half precision", "complex", "powers", "rays"])
+def test_the_gradient_of_cumprod_is_planned_for_operands_without_zeros(name):
+    dtype = {"half precision": torch.bfloat16, "complex": torch.complex64}.get(name, torch.float32)
+    x = (torch.rand(256, 128) + 0.5).to(dtype).requires_grad_()
+    function = {
+        "columns": lambda: x.cumprod(0),
+        "powers": lambda: torch.linalg.vander(x[:, 0], N=64),
+        "rays": lambda: (1 - x / 4).cumprod(1)[:, :-1] * x[:, 1:],  # as radiance fields weight their samples
+    }.get(name, lambda: x.cumprod(1))
+
+    def program():
+        function().abs().sum().backward()
+        x.grad = None
+
+    planned, (low, high), measured = growth_planned_and_measured(program)
+    assert planned == pytest.approx(measured, rel=0.005)
+    with torch.no_grad():
+        x[3, 5] = 0
+        x[7, 0] = 0
+    _, _, with_zeros = growth_planned_and_measured(program)
+    assert low <= measured <= with_zeros <= high
+
+
+def test_zeros_in_cumprod_are_inside_the_range_of_a_gpu_s_plan_too():
+    def step():
+        x = torch.rand(512, 512, device="cuda", requires_grad=True)
+        x.cumprod(1).sum().backward()
+
+    with lazyviz.lazy(device="RTX-3090") as graph:
+        step()
+    plan, size = graph.plan(), 512 * 512 * 4
+    assert plan.peak_bytes == pytest.approx(6.25 * size, rel=0.01)
+    for low, high in (plan.peak_range, plan.max_memory_allocated_range):
+        assert low < plan.peak_bytes < 10.5 * size < high
+    assert plan.reserved_range[0] < plan.reserved_bytes < 10.5 * size < plan.reserved_range[1]
+    assert plan.max_batch_size is None and "no zeros, with which" in plan.explain()
+    assert plan.lazyviz_peak_bytes > 1.3 * plan.peak_bytes
+    graph.plan(recompute=8 * size).explain()
+    lazyviz.reset()

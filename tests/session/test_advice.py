@@ -56,7 +56,7 @@ def test_every_strategy_is_a_row_from_a_recording():
     assert rows["tensor parallel x 2"].peak_bytes < 0.7 * one < one <= rows["DDP x 4"].peak_bytes
     assert rows["FSDP2 by layer x 4"].peak_bytes < rows["FSDP2 x 4"].peak_bytes
     assert all(row.max_batch_size is None and row.fits for row in found)
-    assert "FSDP2 by layer x 4" in found.table().text() and "<table>" in found._repr_html_()
+    assert "FSDP2 by layer x 4" in found.table().text() == str(found) and "<table>" in found._repr_html_()
 
 
 @pytest.mark.slow

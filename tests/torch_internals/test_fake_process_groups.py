@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import lazyviz
 from lazyviz.record.interception.attribute_patches import Patches
@@ -84,6 +85,7 @@ def test_distributed_tensors_are_dispatched_in_cpp():
 def test_what_is_patched_of_other_classes_is_there():
     assert callable(fake_process_groups.fsdp_parameter().reset_sharded_param)
     assert callable(fake_process_groups.sharding_propagator()._propagate_tensor_meta_non_cached)
+    assert callable(DistributedDataParallel._check_comm_hook)
     dispatcher, tracker = fake_process_groups.random_state()
     assert callable(dispatcher.is_rng_supported_mesh)
     assert isinstance(tracker.distribute_region_enabled, property)

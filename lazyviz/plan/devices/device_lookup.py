@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -111,6 +112,17 @@ def planned(device: DeviceLike) -> Device | DeviceProfile:
         if number is None or gpus:
             raise
         return unknown_gpu(number, state)
+
+
+def with_context_of(
+    target: Device | DeviceProfile, release: tuple[int, int] | None
+) -> Device | DeviceProfile:
+    """``target`` with the CUDA context of a PyTorch release, unless the profile has a size of its own."""
+    if release is None or not isinstance(target, DeviceProfile):
+        return target
+    if target.context_bytes != cuda_context.CONTEXT_BYTES:
+        return target
+    return replace(target, context_bytes=cuda_context.of_release(release))
 
 
 def is_absent(target: Device | DeviceProfile) -> bool:

@@ -40,7 +40,9 @@ class _Strided:
         return sorted(rest, key=lambda dim: -self.stride[dim])
 
     def copied(self, dims: Sequence[int]) -> int:
-        """Bytes of the copy in which the other dimensions are collapsed into one."""
+        """Bytes of the copy in which the other dimensions are collapsed into one, or nothing is expanded."""
+        if any(step == 0 and size > 1 for size, step in zip(self.shape, self.stride)):
+            return self.nbytes
         inner: int | None = None  # the stride that the next outer dimension needs
         for dim in reversed(self.batch(dims)):
             if self.shape[dim] == 1:

@@ -41,7 +41,7 @@ from .cuda_kernels import TABLE as CUDA_TABLE
 from .matrix_product_workspace import transposing
 from .onednn_convolution import PAGE
 from .workspace_rule import Rule, argument, channels_last, contiguous, copied, exactly, in_order, meta_of, on
-from .workspace_size import NOTHING, Need
+from .workspace_size import NOTHING, Events, Need
 
 _CPU_TABLE: dict[str, Rule] = {
     **elementwise_casts.TABLE,
@@ -397,25 +397,39 @@ def _embedding_bag(node: Node, threads: int) -> Need:
 
 @on(_CPU_TABLE, "_embedding_bag_backward")
 def _embedding_bag_backward(node: Node, threads: int) -> Need:
-    """Each index's bag, indices and positions, sorted (EmbeddingBag.cpp); other modes also copy rows.
+    """Each index's bag, indices and positions, sorted (EmbeddingBag.cpp).
 
     A sparse gradient has a row for each index; for the mean, also one factor per bag and index. To omit rows
-    of a padding index, the others are copied.
+    of a padding index, the others are copied. For the maximum, the gradients and the places of the maxima of
+    all bags that are not empty are copied, whose positions are counted.
     """
     gradient, indices, mode, is_sparse = node.args[0].meta, node.args[1].meta, node.args[8], node.args[9]
     count = math.prod(indices.shape)
-    number = gradient.dtype.itemsize
-    bags = 0 if math.prod(node.args[3].meta.shape) else (count + 1) * 8
+    number, place = gradient.dtype.itemsize, indices.dtype.itemsize
+    bags = 0 if math.prod(node.args[3].meta.shape) else (count + 1) * place
     if is_sparse:
         factors = (2 * gradient.shape[0] + count) * number if mode == 1 else 0
         padding = argument(node, 11, "padding_idx", -1)
         rows = count * (gradient.shape[-1] * number + 9) if padding >= 0 else 0
         return exactly(bags + max(factors, rows))
     weights = count * number if argument(node, 10, "per_sample_weights", None) is not None else 0
-    size = bags + copied(gradient) + 3 * count * 8 + weights
-    if mode == 0:
-        return exactly(size)
-    return Need(size, size, size + 2 * gradient.nbytes + 2 * count * gradient.shape[-1] * 4)
+    size = bags + copied(gradient)
+    if mode == 2:
+        rows = math.prod(gradient.shape) * (number + place) + gradient.shape[0] * 8
+        return Need(size + rows, size, size + rows)
+    return exactly(size + count * (16 + place) + weights)
+
+
+@on(_CPU_TABLE, "segment_reduce", "_segment_reduce_backward")
+def _segment_reduce(node: Node, threads: int) -> Need:
+    """Contiguous operands, copied one after the other before the result is there (SegmentReduce.cpp)."""
+    run, result = Events(), node.outputs[0].nbytes
+    for operand in [value.meta for value in node.inputs if copied(value.meta)]:
+        tile = transposing(operand.shape, operand.stride, operand.dtype.itemsize)
+        run.take(copied(operand), tile)
+        run.free(tile)
+    run.take(result)
+    return run.need(result)
 
 
 @on(_CPU_TABLE, "native_dropout_backward")

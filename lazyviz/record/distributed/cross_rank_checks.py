@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from ...torch_internals import fake_process_groups
 from ..interception.attribute_patches import Patches
+
+_IN_BFLOAT16 = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
 
 
 def install(patches: Patches) -> None:
@@ -51,7 +54,40 @@ def install(patches: Patches) -> None:
         reset(parameter)
 
     patches.set(fsdp, "reset_sharded_param", reset_sharded_param)
+    _patch_device_numbers(patches)
+    _patch_hooks(patches)
     _patch_gradients(patches, fsdp)
+
+
+def _patch_device_numbers(patches: Patches) -> None:
+    """Let FSDP1 take the number of a planned GPU as ``device_id``: it would pass it to ``torch.device``,
+    which asks C++ for this machine's accelerator.
+    """
+    from torch.distributed.fsdp import FullyShardedDataParallel  # slow to import, and known by now
+
+    make = FullyShardedDataParallel.__init__
+
+    @functools.wraps(make)
+    def init(wrapper: Any, *args: Any, **kwargs: Any) -> None:
+        number = kwargs.get("device_id")
+        if isinstance(number, int) and torch.cuda.is_available():
+            kwargs["device_id"] = torch.device("cuda", number)
+        make(wrapper, *args, **kwargs)
+
+    patches.set(FullyShardedDataParallel, "__init__", init)
+
+
+def _patch_hooks(patches: Patches) -> None:
+    """Accept hooks of DDP that compress to bfloat16 on a planned GPU, whose PyTorch has NCCL."""
+    check = DistributedDataParallel._check_comm_hook
+
+    @functools.wraps(check)
+    def check_comm_hook(module: Any, hook: Any) -> None:
+        name = getattr(hook, "__name__", "")
+        if name not in _IN_BFLOAT16 or module.device_type != "cuda":
+            check(module, hook)
+
+    patches.set(DistributedDataParallel, "_check_comm_hook", check_comm_hook)
 
 
 def _patch_gradients(patches: Patches, fsdp: Any) -> None:

@@ -40,14 +40,20 @@ class AssumedValues:
     def __init__(self, tape: Tape, by_line: Mapping[int | str, Any]) -> None:
         self._tape = tape
         self._by_line = by_line
+        self._rest: dict[int, Iterator[Any]] = {}  # by the id of a list: its values that are not yet read
 
-    def take(self, frame: FrameType) -> Answer | None:
+    def take(self, frame: FrameType, *, one: bool = False) -> Answer | None:
         """The value for a read at the user's line above ``frame``; the next one if there is one per read.
+
+        A list is what a read of several numbers returns. ``one``: a single number is read, so that a list
+        has one for each read.
 
         Raises:
             AbsentDeviceError: the line is read more often than there are values for it.
         """
         line, value = self._find(frame)
+        if one and isinstance(value, list):
+            value = self._rest.setdefault(id(value), iter(value))
         if isinstance(value, Iterator):
             value = next(value, _NOTHING)
             if value is _NOTHING:
@@ -56,7 +62,7 @@ class AssumedValues:
 
     def is_one_per_read(self, frame: FrameType) -> bool:
         """Whether the user gave several values for the line above ``frame``, one for each read."""
-        return isinstance(self._find(frame)[1], Iterator)
+        return isinstance(self._find(frame)[1], (Iterator, list))
 
     def _find(self, frame: FrameType) -> tuple[SourceLine | None, Any]:
         if not self._by_line:

@@ -25,6 +25,10 @@ UNTIL_MAX_NEW_TOKENS = "until max_new_tokens"
 _CHECKS = {("transformers.generation.utils", name) for name in ("generate", "_get_logits_processor")}
 """Functions that check the prompt: whether its whole mask is set, whether any of its ids are invalid, and
 whether more than 0 of its sequences end with padding."""
+_PACKED = ("transformers.masking_utils", "find_packed_sequence_indices")
+"""The check whether positions of tokens restart within a row. In ``generate`` without a cache, they are
+computed from the prompt's mask, and do not if it has no padding.
+"""
 _BEAM_SEARCH = ("transformers.generation.utils", "_beam_search")
 _READ = ("aten::all", "aten::any", "aten::gt", "aten::max", "aten::add")
 _MOST_FRAMES = 12  # between a check and the read
@@ -66,6 +70,9 @@ class Generation:
             ):
                 self._say(_PROMPT)
                 return name == "aten::all"
+            if function == _PACKED and name == "aten::all" and _is_in_generate(caller):
+                self._say(_PROMPT)
+                return True
             if function == _BEAM_SEARCH and (length := _longest_beam(node)) is not None:
                 self._say(_TEXT)
                 return length
@@ -136,6 +143,17 @@ class Generation:
         graph = tape.recording.graph
         if graph is not None and constant_folding.assume(answer._lazyviz, content):
             graph.assumed.add(_TEXT)
+
+
+def _is_in_generate(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == (
+            "transformers.generation.utils",
+            "generate",
+        ):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _longest_beam(node: TrackedNode) -> int | None:

@@ -209,12 +209,12 @@ class AbsentGpus:
 
     # --- reads ----------------------------------------------------------------------
 
-    def answer(self, needed: Sequence[TrackedNode]) -> Answer | None:
-        """The value that the user assumes for a read that needs ``needed``."""
+    def answer(self, needed: Sequence[TrackedNode], *, one: bool = False) -> Answer | None:
+        """The value that the user assumes for a read that needs ``needed``; ``one``: of a single number."""
         if not needs_absent(needed):
             return None
         frame = sys._getframe(2)
-        if (assumed := self._assumed.take(frame)) is not None:
+        if (assumed := self._assumed.take(frame, one=one)) is not None:
             return assumed
         known = self._generation.answer(needed, frame)
         return None if known is None else Answer(known)
@@ -254,7 +254,7 @@ class AbsentGpus:
         )
         replace(cuda, "synchronize", lambda device=None: None)
         replace(cuda, "ipc_collect", lambda: None)
-        replace(cuda, "is_current_stream_capturing", lambda: False)
+        replace(cuda, "is_current_stream_capturing", _omits_empty_ranks)
         replace(cuda, "Stream", Stream)
         replace(cuda, "Event", Event)
         for name in ("current_stream", "default_stream"):
@@ -395,6 +395,13 @@ def _deep_copy(tape: Tape, tensor: torch.Tensor, memo: dict[int, Any]) -> torch.
             copied.grad = _deep_copy(tape, tensor.grad, memo)
     memo[id(tensor)] = copied
     return copied
+
+
+def _omits_empty_ranks() -> bool:
+    """Whether a CUDA graph is captured: never, except that ``SyncBatchNorm`` would otherwise read which
+    ranks have an empty batch.
+    """
+    return sys._getframe(2).f_globals.get("__name__") == "torch.nn.modules._functions"
 
 
 def _formatted(tape: Tape, tensor: torch.Tensor, spec: str = "") -> str:

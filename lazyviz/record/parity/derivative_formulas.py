@@ -72,6 +72,11 @@ FORWARD = (
 # for.
 _ALWAYS = GRADIENTS, GRADIENTS | GRADIENTS_WITH_GRAPH
 _CHOOSES_BY_ZEROS = {"CumprodBackward0": "cumprod", "ProdBackward0": "prod", "ProdBackward1": "prod"}
+_ASSUMED = {
+    # A plan leaves out what is only computed for zeros: see plan/liveness/cumprod_gradient.py.
+    "cumprod": "the inputs of cumprod have no zeros, with which its gradient would take more memory",
+    "prod": "the inputs of prod have zeros, so that its gradient takes more memory",
+}
 _LOOKED_FOR = tuple(names | COMPLEX_GRADIENTS | {"CumprodBackward0"} for names in _ALWAYS)
 
 _MEAN = 1  # at::Reduction::Mean
@@ -273,9 +278,9 @@ def _needs_plain_tensors(node: Any, always: frozenset[str]) -> bool:
 def _assume(tape: Tape, nodes: Iterable[Any]) -> None:
     """Note in the graph where eager PyTorch would choose a formula by values that do not exist here."""
     graph = tape.recording.graph
-    for name in {_CHOOSES_BY_ZEROS.get(node.name()) for node in nodes} - {None}:
+    for name in filter(None, {_CHOOSES_BY_ZEROS.get(node.name()) for node in nodes}):
         if graph is not None:
-            graph.assumed.add(f"the inputs of {name} have zeros, so that its gradient takes more memory")
+            graph.assumed.add(_ASSUMED[name])
 
 
 def _before(plain: PlainTensors, tape: Tape, node: Any, gradients: Sequence[torch.Tensor | None]) -> None:

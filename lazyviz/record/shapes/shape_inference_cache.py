@@ -26,6 +26,7 @@ from . import (
     fast_shape_rules,
     kernel_probes,
     meta_kernel_corrections,
+    synchronized_batch_norm_shapes,
     unsupported_cuda_dtypes,
 )
 from .inferred_outputs import Inferred as Inferred
@@ -53,6 +54,9 @@ _CONSTANTS = (
     bool, int, float, complex, tuple,
 )  # fmt: skip
 """Types in the keys of calls, apart from those of arguments such as storages and generators."""
+
+
+_OF_CUDA = cudnn_rnn_shapes.RULES | synchronized_batch_norm_shapes.RULES
 
 
 class _FakeCall:
@@ -201,7 +205,7 @@ class ShapeCache:
         """Ask FakeTensor, and correct its answer."""
         own = ctc_loss.rule(info.name, dict(zip(info.argument_names, args)) | kwargs)
         if own is None and kernel_probes.on_absent_gpu(inputs, kwargs):
-            own = cudnn_rnn_shapes.RULES.get(info.name)
+            own = _OF_CUDA.get(info.name)
         self.inferring = True
         made: list[_FakeCall] = []
         by_rule = functools.partial(self._by_rule, op, info, own, args, kwargs, inputs, made)

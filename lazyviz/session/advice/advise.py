@@ -70,6 +70,10 @@ class Advice(Tabular):
         fitting = sum(bool(row.fits) for row in self.rows)
         return f"<Advice: {len(self.rows)} rows, {fitting} fit>"
 
+    def __str__(self) -> str:
+        """The table, for ``print`` in a script."""
+        return self.table().text()
+
     _repr_pretty_ = Tabular._repr_pretty_  # IPython uses it in addition to `__repr__`
 
     def __iter__(self) -> Iterator[Row]:

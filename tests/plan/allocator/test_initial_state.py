@@ -159,7 +159,9 @@ def test_the_range_and_eager_pytorch_start_from_it_too(program, plan):
     w = weight(program, 40 * MIB, 2**30)
     program.op([w], 16 * MIB)
     found = plan(program, segment(2**30, (40 * MIB, TAKEN), (20 * MIB, FREE)))
-    assert found.reserved_range == found.eager_reserved_range == widened(60 * MIB, 60 * MIB, RESERVED)
+    assert (
+        found.reserved_range == found.eager_reserved_range == widened(60 * MIB, 60 * MIB, 60 * MIB, RESERVED)
+    )
     assert found.eager_reserved_bytes == 60 * MIB
 
 

@@ -63,7 +63,12 @@ def test_a_profile_without_a_context_counts_tensors(step):
     plan = step.plan(device=lazyviz.DeviceProfile("mine", step.plan().eager_peak_bytes))
     assert plan.fits and plan.reserved_bytes is None
     assert "Only tensors were counted" in plan.verdict() and plan.verdict() in plan.explain()
-    for device in ("RTX-3060", "cpu", lazyviz.DeviceProfile("mine", "12 GiB", context_bytes="400 MiB")):
+    for device in (
+        "RTX-3060",
+        "cpu",
+        "cpu:2GiB",
+        lazyviz.DeviceProfile("mine", "12 GiB", context_bytes="400 MiB"),
+    ):
         assert "Only tensors" not in step.plan(device=device).explain()
 
 
@@ -102,9 +107,9 @@ def test_a_gpu_s_range_is_never_zero_wide_and_has_a_level(step):
     plan = step.plan(device="RTX-3060")
     low, high = plan.needed_range
     assert low < plan.needed_bytes < high and plan.straddles(plan.needed_bytes)
-    assert plan.reserved_range == widened(plan.reserved_bytes, plan.reserved_bytes, RESERVED)
+    assert plan.reserved_range == widened(*3 * [plan.reserved_bytes], RESERVED)
     assert (low, high) == tuple(map(sum, zip(plan.reserved_range, CONTEXT_RANGE)))
-    assert plan.peak_range == widened(plan.peak_bytes, plan.peak_bytes, ALLOCATED)
+    assert plan.peak_range == widened(*3 * [plan.peak_bytes], ALLOCATED)
     assert "in 90 % of runs, according to published measurements" in plan.explain()
     of_our_own = step.plan(device=lazyviz.DeviceProfile("mine", "12 GiB", context_bytes="400 MiB"))
     assert of_our_own.needed_range == tuple(each + 400 * MIB for each in of_our_own.reserved_range)
@@ -113,6 +118,30 @@ def test_a_gpu_s_range_is_never_zero_wide_and_has_a_level(step):
     on_the_host = step.plan(device="cpu")
     low, high = on_the_host.peak_range
     assert low == on_the_host.peak_bytes < high < low + 1024 and on_the_host.max_memory_allocated is None
+
+
+def test_the_context_is_that_of_the_planned_release_unless_the_profile_says_its_size():
+    def plan_for(version, device="RTX-3090"):
+        with lazyviz.lazy(device=device, torch_version=version) as graph:
+            torch.zeros(1024, 1024, device="cuda") + 1
+        plan = graph.plan()
+        lazyviz.reset()
+        return plan
+
+    for version, least, most in (("1.6", 700, 1050), ("1.7", 1050, 1750), ("1.12", 1050, 1750)):
+        plan = plan_for(version)
+        low, high = (size - held for size, held in zip(plan.needed_range, plan.reserved_range))
+        assert (low, high) == (least * MIB, most * MIB)
+        assert low < plan.needed_bytes - plan.reserved_bytes < high
+    assert plan_for("1.13").needed_bytes == plan_for("2.13").needed_bytes
+    own = plan_for("1.12", lazyviz.DeviceProfile("mine", "12 GiB", context_bytes="400 MiB"))
+    assert own.needed_bytes - own.reserved_bytes == 400 * MIB
+
+
+def test_independent_uncertainties_are_combined_by_their_squares():
+    assert widened(1000, 1000, 1000, (0.02, 0.04)) == (980, 1040)
+    assert widened(1000, 970, 1030, (0.04, 0.04)) == (950, 1050)
+    assert widened(10, -40, 10, (0.0, 0.0)) == (0, 10)
 
 
 def test_the_text_of_a_picture_distinguishes_needed_bytes_from_the_peak_of_tensors(step):

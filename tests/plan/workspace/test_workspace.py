@@ -442,9 +442,28 @@ def calls() -> dict[str, Callable[[], Any]]:
     }
 
 
-@pytest.mark.parametrize("name", calls())
+def calls_with_copied_operands() -> dict[str, Callable[[], Any]]:
+    aten = torch.ops.aten
+    words, bags, weight = torch.randint(0, 50, (40,)), torch.arange(0, 40, 5), torch.randn(50, 6)
+    sums, bag_of, sizes, most = aten._embedding_bag(weight, words, bags, False, 1)
+    matrix, lengths = torch.randn(70, 70), torch.full((7,), 10)
+    pairs = torch.randn(40, 30, dtype=torch.cfloat)
+    return {
+        "embedding_bag_backward of means": lambda: aten._embedding_bag_backward(
+            sums, words, bags, bag_of, sizes, most, 50, False, 1, False, None
+        ),
+        "segments, turned": lambda: torch.segment_reduce(matrix.t(), "mean", lengths=lengths),
+        "segments' gradient, expanded": lambda: aten._segment_reduce_backward(
+            matrix[:7, :1].expand(7, 70), matrix[:7], matrix, "max", lengths=lengths
+        ),
+        "transform of equal numbers": lambda: aten._fft_r2c(matrix[:1, :1].expand(70, 64), [1], 0, True),
+        "transform of equal rows": lambda: torch.fft.fft(pairs[:1].expand(40, 30)),
+    }
+
+
+@pytest.mark.parametrize("name", [*calls(), *calls_with_copied_operands()])
 def test_the_table_s_entries_are_what_the_allocator_sees(name):
-    call = calls()[name]
+    call = (calls() | calls_with_copied_operands())[name]
     with torch.no_grad():
         assert planned(call).exact
         # What Python numbers become as tensors, a few bytes, is left out of the table.

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed import tensor as distributed
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -76,6 +77,53 @@ def test_data_parallel_reduces_each_bucket_in_the_backward_pass():
 def test_flat_parameters_are_refused_with_what_to_use():
     with pytest.raises(AbsentDeviceError, match="fully_shard instead"), lazyviz.lazy(device=GPU, mesh=(4,)):
         FullyShardedDataParallel(nn.Linear(8, 8).cuda())
+
+
+@pytest.mark.parametrize("device_id", [3, None])
+def test_flat_parameters_on_a_numbered_gpu_are_refused_with_what_to_use(device_id):
+    with (
+        pytest.raises(AbsentDeviceError, match="fully_shard instead"),
+        lazyviz.lazy(device=GPU, mesh=(4,), rank=3),
+    ):
+        FullyShardedDataParallel(nn.Linear(8, 8).cuda(), device_id=device_id)
+
+
+@pytest.mark.parametrize("name", ["fp16_compress_hook", "bf16_compress_hook"])
+def test_gradients_compressed_to_half_precision_send_half_of_the_bytes(name):
+    sent = []
+    for hook in (None, getattr(default_hooks, name)):
+        with lazyviz.lazy(device=GPU, mesh=(8,)) as graph:
+            net = DistributedDataParallel(model().cuda())
+            if hook is not None:
+                net.register_comm_hook(None, hook)
+            net(torch.ones(4, WIDTH, device="cuda")).sum().backward()
+        assert graph.sync_points == []
+        sent.append(graph.plan().communication["all_reduce"])
+        lazyviz.reset()
+    assert sent[1] == pytest.approx(sent[0] / 2, rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_synchronized_batch_normalization_sends_its_statistics(dtype):
+    channels, ranks, peaks = 32, 8, []
+    for convert in (nn.Identity(), nn.SyncBatchNorm.convert_sync_batchnorm):
+        with lazyviz.lazy(device=GPU, mesh=(ranks,)) as graph:
+            net = nn.Sequential(nn.Conv2d(3, channels, 3), nn.BatchNorm2d(channels), nn.ReLU())
+            net = DistributedDataParallel(convert(net).cuda())
+            with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+                loss = net(torch.randn(4, 3, 32, 32, device="cuda")).float().square().mean()
+            loss.backward()
+            assert net.module[1].running_mean.shape == net.module[1].weight.grad.shape == (channels,)
+        plan = graph.plan()
+        peaks.append(plan.peak_bytes)
+        lazyviz.reset()
+    assert graph.sync_points == []
+    combined = 2 * channels + 1  # means, deviations, and the count of each rank
+    assert plan.communication["all_gather"] == 4 * combined * (ranks - 1)
+    assert (
+        kinds(graph, "forward").count("all_gather") == kinds(graph, "backward").count("all_reduce") - 1 == 1
+    )
+    assert peaks[1] == pytest.approx(peaks[0], rel=0.01)
 
 
 def test_without_synchronization_nothing_is_sent():

@@ -57,7 +57,7 @@ def test_generate_goes_on_to_its_longest_length(options, assume):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # static caches: torch.compile
-@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}, {"use_cache": False}], ids=str)
 def test_a_prompt_without_a_mask_is_assumed_to_have_no_padding(options):
     with lazyviz.lazy(device="RTX-4090") as graph:
         model = llama().cuda()
@@ -72,6 +72,33 @@ def test_values_for_each_read_end_generation_where_they_say():
         model = llama().cuda()
         prompt = torch.tensor([[1, 2, 3]], device="cuda")
         found = model.generate(prompt, max_new_tokens=9)
+        assert found.shape == (1, 6)
+
+
+def test_positions_of_the_user_s_own_that_may_restart_are_not_assumed():
+    with lazyviz.lazy(device="RTX-4090") as graph, pytest.raises(lazyviz.AbsentDeviceError):
+        model = llama().cuda()
+        words = torch.randint(0, 256, (BATCH, PROMPT), device="cuda")
+        model(words, position_ids=torch.randint(0, 9, words.shape, device="cuda"), use_cache=False)
+    assert "no padding" not in graph.plan().explain()
+
+
+@pytest.mark.parametrize("values", [[7, 7, 3], iter([7, 7, 3])], ids=["list", "iterator"])
+def test_a_list_has_a_value_for_each_read_of_one_number(values):
+    read = []
+    with lazyviz.lazy(device="RTX-4090", assume={"*": values}):
+        for _ in range(9):
+            read.append(torch.randint(0, 9, (), device="cuda").item())
+            if read[-1] == 3:
+                break
+        with pytest.raises(lazyviz.AbsentDeviceError, match="read more often"):
+            torch.randint(0, 9, (), device="cuda").item()
+    assert read == [7, 7, 3]
+
+
+def test_a_list_ends_generation_where_it_says():
+    with lazyviz.lazy(device="RTX-4090", assume={"*": [False, False, True]}):
+        found = llama().cuda().generate(torch.tensor([[1, 2, 3]], device="cuda"), max_new_tokens=9)
         assert found.shape == (1, 6)
 
 
