@@ -196,15 +196,16 @@ def _timed(node: Node, gpu: Gpu) -> Kernel | None:
 
 
 def _issuing(node: Node, kind: OpClass, gpu: Gpu) -> float:
-    """The least time in which the GPU issues the instructions of a kernel on 16-bit elements.
+    """The least time of a kernel on 16-bit elements on GPUs with much bandwidth for their float32 rate.
 
-    With half the bytes of float32, each element takes as many instructions. GPUs with much bandwidth for
-    their float32 rate, above all the A100, are limited by instructions instead of memory.
+    An element takes as many instructions as one of float32, which has twice the bytes.
     """
-    if kind not in _PER_ELEMENT or not any(value.dtype in HALF for value in (*node.inputs, *node.outputs)):
+    slots = CALIBRATED["16 bit"]["slots"].get("{}.{}".format(*gpu.capability) if gpu.capability else "")
+    values = (*node.inputs, *node.outputs)
+    if slots is None or kind not in _PER_ELEMENT or not any(value.dtype in HALF for value in values):
         return 0.0
-    elements = max(math.prod(value.shape) for value in (*node.inputs, *node.outputs))
-    return elements * float(CALIBRATED["16 bit"]["slots"]) / (gpu.rates.peak("float32") / 2)
+    elements = max(math.prod(value.shape) for value in values)
+    return elements * float(slots) / (gpu.rates.peak("float32") / 2)
 
 
 def _row_of(node: Node) -> float:
