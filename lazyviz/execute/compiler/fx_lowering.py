@@ -281,6 +281,17 @@ def wants_channels_last(nodes: Sequence[Node]) -> bool:
     )
 
 
+def weights_outweigh_images(nodes: Sequence[Node]) -> bool:
+    """Whether the convolutions in ``nodes`` read more bytes of weights than of images.
+
+    Converting the layout of weights and their gradients then costs more than channels last saves, in time
+    and in memory.
+    """
+    calls = [node for node in nodes if node.op is aten.convolution.default]
+    images, weights = (sum(node.args[at].meta.nbytes for node in calls) for at in (0, 1))
+    return weights > images
+
+
 def check(node: Node) -> None:
     """Raises :class:`NotLowered` if a compiler cannot be given ``node``."""
     name = node.op._schema.name
