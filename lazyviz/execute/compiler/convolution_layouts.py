@@ -5,8 +5,7 @@ torch/_inductor/graph.py), but keeps the traced layout for values that their gra
 For a forward and backward pass in one graph, each activation would be held in both layouts, some of them
 twice, and the gradients of all weights would be copied at the same time, when all of them exist. Therefore,
 such a segment is traced in that layout, and the conversions of weights and of their gradients are operators
-that Inductor treats as opaque. Gradients of convolutions with weights larger than their images are computed
-in the layout of the weight, so that only images are converted.
+that Inductor treats as opaque. A segment with more weights than images keeps the recorded layout.
 """
 
 from __future__ import annotations
@@ -41,12 +40,19 @@ def wants_channels_last(nodes: Sequence[Node]) -> bool:
     )
 
 
-def with_layouts(graph: fx.Graph, node: Node, op: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """What computes ``node`` in ``graph``: the operator and its arguments, with images and the weight of a
-    gradient channels last, or all row-major if the weight is the larger part.
+def weights_outweigh_images(nodes: Sequence[Node]) -> bool:
+    """Whether the convolutions in ``nodes`` read more bytes of weights than of images.
+
+    Converting the layout of weights and their gradients then costs more than channels last saves, in time
+    and in memory.
     """
-    if op is aten.convolution_backward.default and _is_mostly_weight(node):
-        return row_major_gradients, (*args[:3], *args[4:])
+    calls = [node for node in nodes if node.op is aten.convolution.default]
+    images, weights = (sum(node.args[at].meta.nbytes for node in calls) for at in (0, 1))
+    return weights > images
+
+
+def to_channels_last(graph: fx.Graph, node: Node, op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of ``node`` in ``graph``, with images and the weight of a gradient channels last."""
     for at in _IMAGES.get(op, ()):
         if at == _WEIGHT and _is_row_major(node.args[at].meta):
             image = graph.call_function(channels_last, (args[at],))
@@ -55,26 +61,12 @@ def with_layouts(graph: fx.Graph, node: Node, op: Any, args: tuple[Any, ...]) ->
                 aten.contiguous.default, (args[at],), {"memory_format": torch.channels_last}
             )
         args = (*args[:at], image, *args[at + 1 :])
-    return op, args
+    return args
 
 
 def is_to_be_row_major(node: Node, value: Value) -> bool:
-    """Whether it is the gradient of a convolution's weight, recorded row-major and computed channels last."""
-    return (
-        node.op is aten.convolution_backward.default
-        and value.index == 1
-        and _is_row_major(value.meta)
-        and not _is_mostly_weight(node)
-    )
-
-
-def _is_mostly_weight(node: Node) -> bool:
-    """Whether the weight, which is row-major, is larger than the images of a convolution's gradient.
-
-    oneDNN needs two more copies of a weight to compute its gradient channels last, and one more row-major.
-    """
-    gradient, image, weight = (node.args[at].meta for at in _IMAGES[aten.convolution_backward.default])
-    return _is_row_major(weight) and bool(weight.nbytes > gradient.nbytes + image.nbytes)
+    """Whether it is the gradient of a convolution's weight, recorded row-major and not also channels last."""
+    return node.op is aten.convolution_backward.default and value.index == 1 and _is_row_major(value.meta)
 
 
 def _is_row_major(weight: TensorMeta) -> bool:
@@ -106,31 +98,4 @@ row_major = define("row_major", "(Tensor tensor) -> Tensor", kernel=_row_major, 
 # be held until the backward pass.
 channels_last = define(
     "channels_last", "(Tensor tensor) -> Tensor", kernel=_channels_last, shape=_like_channels_last
-)
-
-
-def _row_major_gradients(
-    gradient: torch.Tensor, image: torch.Tensor, weight: torch.Tensor, *settings: Any
-) -> list[torch.Tensor]:
-    bias = [gradient.shape[1]] if settings[-1][2] else None
-    found = aten.convolution_backward(gradient.contiguous(), image.contiguous(), weight, bias, *settings)
-    return [gradient.new_empty(0) if each is None else each for each in found]
-
-
-def _like_row_major_gradients(
-    gradient: torch.Tensor, image: torch.Tensor, weight: torch.Tensor, *settings: Any
-) -> list[torch.Tensor]:
-    shapes = image.shape, weight.shape, gradient.shape[1:2]
-    return [
-        gradient.new_empty(shape if wanted else 0) for shape, wanted in zip(shapes, settings[-1], strict=True)
-    ]
-
-
-# Inductor converts the arguments of `convolution_backward` itself. Gradients that are not wanted are empty.
-row_major_gradients = define(
-    "row_major_gradients",
-    "(Tensor gradient, Tensor image, Tensor weight, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
-    "bool transposed, SymInt[] output_padding, SymInt groups, bool[3] output_mask) -> Tensor[]",
-    kernel=_row_major_gradients,
-    shape=_like_row_major_gradients,
 )

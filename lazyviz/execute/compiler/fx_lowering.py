@@ -172,7 +172,7 @@ class _Lowering:
         graph = self.graph
         op, args, kwargs = drawn(graph, *adapted(node, *self._reader.call(node)))
         if channels_last:
-            op, args = convolution_layouts.with_layouts(graph, node, op, args)
+            args = convolution_layouts.to_channels_last(graph, node, op, args)
             if op in convolution_layouts.RESHAPES and node.outputs[0].storage not in self.written:
                 op = aten.reshape.default
         result = graph.call_function(op, args, kwargs)

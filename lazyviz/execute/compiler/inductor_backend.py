@@ -10,7 +10,7 @@ from ...torch_internals import dynamo
 from ..backend_protocol import Refused, first_line
 from .calling_convention import number_tensor
 from .compiling_backend_base import SegmentCompiler, Task
-from .convolution_layouts import wants_channels_last
+from .convolution_layouts import wants_channels_last, weights_outweigh_images
 from .fx_lowering import NEEDS_VALUES, NotLowered, lower, refuse
 from .random_draws_up_front import draw_of, draws
 
@@ -36,16 +36,22 @@ class InductorBackend(SegmentCompiler):
         return super().refuses(node)
 
     def _code(self, task: Task) -> dynamo.Compiled:
-        layouts = (True, False) if wants_channels_last(task.segment.nodes) else (False,)
+        options: Mapping[str, Any] = self._options
+        layouts: tuple[bool, ...] = (False,)
+        if wants_channels_last(task.segment.nodes):
+            if weights_outweigh_images(task.segment.nodes):
+                options = {"layout_optimization": False, **options}
+            else:
+                layouts = (True, False)
         for channels_last in layouts:
             try:
-                return self._compiled(task, channels_last)
+                return self._compiled(task, options, channels_last)
             except Refused:
                 if not channels_last:
                     raise
         raise AssertionError("the last layout returns code or raises")
 
-    def _compiled(self, task: Task, channels_last: bool) -> dynamo.Compiled:
+    def _compiled(self, task: Task, options: Mapping[str, Any], channels_last: bool) -> dynamo.Compiled:
         nodes, sizes = task.segment.nodes, task.sizes
         try:
             module = lower(
@@ -62,6 +68,6 @@ class InductorBackend(SegmentCompiler):
         numbers = [number_tensor(number) for number in task.numbers]
         varying = () if sizes is None else (sizes.of(task.program.shapes), sizes.dimensions)
         try:
-            return dynamo.compile_graph(module, task.inputs, numbers, self._options, *varying)
+            return dynamo.compile_graph(module, task.inputs, numbers, options, *varying)
         except Exception as error:
             raise Refused(f"Inductor could not compile {len(nodes):,} ops: {first_line(error)}") from error

@@ -24,6 +24,10 @@ NEUSIGHT = (
     "NeuSight's kernel measurements (MIT), commit 6945927: the rate with which the median of the projected "
     "times of large aligned products is the measured one (benchmarks/fit_product_rates.py)"
 )
+THROTTLED = (
+    f"{NEUSIGHT}; of products that take at least 0.3 s, or 0.03 s in batches: the rate is 0.874, or 0.698 in "
+    "batches, for the shortest, and falls the longer they take"
+)
 MAMF = (
     "github.com/stas00/ml-engineering, commit 744d01e, compute/accelerator: "
     "maximum achievable matmul FLOPS, BF16"
@@ -110,8 +114,8 @@ class Rates:
         return self.watts / self.fp32 / need
 
 
-def _fp32(single: float, batched: float) -> dict[str, tuple[float, str]]:
-    return {"float32": (single, NEUSIGHT), "float32 batched": (batched, NEUSIGHT)}
+def _fp32(single: float, batched: float, source: str = NEUSIGHT) -> dict[str, tuple[float, str]]:
+    return {"float32": (single, source), "float32 batched": (batched, source)}
 
 
 def _mm(**fractions: float) -> dict[str, tuple[float, str]]:
@@ -172,7 +176,7 @@ RATES: dict[str, Rates] = {
         30.3, 60, 121, 300, 58, 72, 4, "GDDR6", sustained=_fp32(0.318, 0.26) | _mm(tf32=0.531, half=0.577)
     ),
     "T4-16GB": Rates(8.1, 0, 65, 320, 40, 70, 12, "GDDR6", 64, _fp32(0.512, 0.472) | _mm(half=0.645)),
-    "P4-8GB": Rates(5.5, 0, 0, 192, 20, 75, 16, "GDDR5", sustained=_fp32(0.853, 0.721)),
+    "P4-8GB": Rates(5.5, 0, 0, 192, 20, 75, 16, "GDDR5", sustained=_fp32(0.638, 0.515, THROTTLED)),
     "P100-16GB": Rates(9.3, 0, 0, 732, 56, 250, 16, "HBM2", 64, _fp32(0.799, 0.95)),
     "V100-16GB": Rates(15.7, 0, 125, 900, 80, 300, 12, "HBM2", 64, sustained=_mm(float32=0.896, half=0.759)),
     "V100-32GB": Rates(14.1, 0, 112, 900, 80, 250, 12, "HBM2", 64, _fp32(0.992, 0.982)),

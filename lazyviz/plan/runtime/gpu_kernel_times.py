@@ -39,6 +39,9 @@ _LIKE_ELEMENTWISE: dict[OpClass, float] = {
 # as on an A100; data-center Blackwell uses Hopper's values.
 _ATTENTION = {"forward": 0.8, "backward": 0.7}
 _ATTENTION_ON_HOPPER = {"forward": 0.46, "backward": 0.4}
+HALF = frozenset((torch.float16, torch.bfloat16))
+_PER_ELEMENT: frozenset[OpClass] = frozenset(("elementwise", "copy", "random", "softmax", "norm"))
+"""Classes of kernels whose instructions per 16-bit element are calibrated."""
 WINOGRAD = 1.35
 """Speedup of 3x3 convolutions with stride 1 over matrix products with as many FLOPs, on the calibrated
 GPUs."""
@@ -177,6 +180,7 @@ def _timed(node: Node, gpu: Gpu) -> Kernel | None:
         share = gpu.share(kind, _row_of(node)) if kind in ("softmax", "norm") else gpu.share("elementwise")
         moved = work.bytes_moved + (read_again(node) if kind == "norm" else 0)
         moving = moved / (bandwidth * share * _LIKE_ELEMENTWISE.get(kind, 1.0))
+        moving = max(moving, _issuing(node, kind, gpu))
         covered = kind in ("softmax", "norm", "elementwise")
         return Kernel(launch + moving, "memory" if moving > launch else "launch", covered)
     unit = gpu.unit(compute_dtype(node), kind)
@@ -189,6 +193,19 @@ def _timed(node: Node, gpu: Gpu) -> Kernel | None:
     bound: Bound = "compute" if computing >= moving else "memory"
     covered = _is_measured(node, kind) and (unit == "float32" or unit in gpu.rates.sustained)
     return Kernel(launch + seconds, bound if seconds > launch else "launch", covered, unit)
+
+
+def _issuing(node: Node, kind: OpClass, gpu: Gpu) -> float:
+    """The least time of a kernel on 16-bit elements on GPUs with much bandwidth for their float32 rate.
+
+    An element takes as many instructions as one of float32, which has twice the bytes.
+    """
+    slots = CALIBRATED["16 bit"]["slots"].get("{}.{}".format(*gpu.capability) if gpu.capability else "")
+    values = (*node.inputs, *node.outputs)
+    if slots is None or kind not in _PER_ELEMENT or not any(value.dtype in HALF for value in values):
+        return 0.0
+    elements = max(math.prod(value.shape) for value in values)
+    return elements * float(slots) / (gpu.rates.peak("float32") / 2)
 
 
 def _row_of(node: Node) -> float:
@@ -265,7 +282,8 @@ def product_seconds(product: Product, rates: Rates, unit: Unit, narrowest: int =
     each = rates.peak(unit) * rates.fraction(unit, product.kernel) / rates.sms
     if unit != "float32" and not product.aligned:
         unaligned = CALIBRATED["tiles"]["unaligned"]
-        each = min(each * unaligned["rate"], unaligned["teraflops"] * 1e12)
+        most = unaligned["teraflops"]["7 nm" if rates.process == 7 else "others"]
+        each = min(each * unaligned["rate"], most * 1e12)
     # Latency in steps of the inner dimension.
     prologue = table["prologue"] + table["prologue_per_teraflops"] * each / 1e12
     count, m, n, k = product[:4]

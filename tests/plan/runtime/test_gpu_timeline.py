@@ -94,6 +94,35 @@ def test_rows_that_tensor_cores_cannot_load_whole_take_longer():
     assert seconds(50257, torch.float32) < 1.01 * seconds(50264, torch.float32)
 
 
+def test_unaligned_products_take_almost_three_times_as_long_on_an_a100():
+    # GPT-2's output layer on 12 x 1024 tokens: padding it saved 26 ms (PyTorch's blog).
+    rates = PROFILES["A100-80GB"].rates
+    products = [(12288, 50257, 768), (12288, 768, 50257), (50257, 768, 12288)]
+
+    def seconds(aligned):
+        return sum(
+            product_seconds(Product(1, m, n, k, aligned=aligned), rates, "half") for m, n, k in products
+        )
+
+    assert seconds(False) > 2.7 * seconds(True)
+    assert seconds(False) - seconds(True) == pytest.approx(26e-3, rel=0.05)
+
+
+@pytest.mark.parametrize(("gpu", "share"), [("A100-40GB", 0.88), ("RTX-3090", 0.5)])
+def test_16_bit_elements_take_as_many_instructions(gpu, share):
+    def seconds(step):
+        return _projected(gpu, step).ops[-1].seconds
+
+    half = seconds(lambda: torch.ones(1 << 26, device="cuda", dtype=torch.float16).exp())
+    single = seconds(lambda: torch.ones(1 << 26, device="cuda").exp())
+    assert half == pytest.approx(share * single, rel=0.02)
+
+
+def test_a_cast_on_an_a100_takes_as_long_as_was_measured():
+    cast = _projected("A100-40GB", lambda: torch.ones(1 << 26, device="cuda", dtype=torch.bfloat16).float())
+    assert 322e-6 < cast.ops[-1].seconds < 362e-6  # in a later release, and before
+
+
 @pytest.mark.parametrize("function", [lambda x: x.softmax(-1), lambda x: F.layer_norm(x, x.shape[1:])])
 def test_long_rows_are_read_more_than_once(function):
     def seconds(row):

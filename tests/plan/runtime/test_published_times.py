@@ -55,12 +55,32 @@ def test_half_of_the_errors_in_16_bit_are_below_twelve_percent(harness, results,
 
 
 def test_half_of_the_errors_in_16_bit_and_tf32_of_all_sources_are_below_twelve_percent(harness, results):
-    steps = json.loads(harness.STEPS.read_text(encoding="utf-8"))
-    assert len(steps) >= 25 and {each["precision"] for each in steps} >= {"tf32", "bf16", "fp16"}
-    assert statistics.median(harness.errors(steps, "")) < 0.16
-    rows = [each for each in results if "vit" in each["model"]] + steps
-    assert len({each.get("source", "timm") for each in rows}) >= 5
-    assert statistics.median(harness.errors(rows, "")) < 0.12
+    steps = harness.steps() + harness.steps("Stable Diffusion")
+    assert len(steps) >= 43 and {each["precision"] for each in steps} >= {"tf32", "bf16", "fp16"}
+    assert len({each["source"] for each in steps}) >= 7
+    assert statistics.median(harness.errors(steps, "")) < 0.12
+    assert statistics.median(harness.errors(harness.steps(), "")) < 0.08
+    rows = [row for section in harness.sections_of(results).values() for row in section]
+    assert len(rows) >= 117
+    assert statistics.median(harness.errors(rows, "")) < 0.08
+
+
+def test_blocks_of_transformers_are_in_their_ranges(harness):
+    rows = harness.steps("block of")
+    assert len(rows) >= 60 and harness.inside(rows) == f"{len(rows)} of {len(rows)}"
+    assert statistics.median(harness.errors(rows, "")) < 0.05
+
+
+@pytest.mark.parametrize("text", [True, False])
+def test_half_of_the_errors_by_data_sheets_alone_are_below_eight_percent(harness, results, text):
+    rows = [each for each in results if (harness.kind_of(each) == "text") is text]
+    rows += [] if text else harness.steps() + harness.steps("Stable Diffusion")
+    errors = [
+        abs(each["by sheet"]["seconds"] / each["published"] - 1)
+        for each in rows
+        if each["by sheet"]["known"] == "rule"
+    ]
+    assert len(errors) >= (20 if text else 100) and statistics.median(errors) < 0.08
 
 
 @pytest.mark.parametrize(("mode", "count", "error"), [("inf", 16, 0.1), ("train", 7, 0.2)])
