@@ -840,7 +840,7 @@ def test_copies_of_weights_for_the_backward_pass_are_not_held_from_the_forward_p
     compiled, _ = allocated_by(lazily)
     weight = layers[0].weight.nbytes
     assert weight < x.nbytes
-    assert compiled < eager + 3 * weight  # one copy, and what oneDNN needs to compute a gradient in this layout
+    assert compiled < eager + 3 * weight  # one copy, and what oneDNN needs for a gradient in this layout
 
 
 def test_several_draws_are_eagers_whatever_uses_them(inductor):
