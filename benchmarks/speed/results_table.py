@@ -45,6 +45,11 @@ ROWS = (
         ("asynchronous",),
     ),
     Row(
+        "peak of a loop of `lazyviz.steps` / its plan and the next batch",
+        "peak of lazyviz.steps / its plan and the next batch",
+        ("asynchronous",),
+    ),
+    Row(
         "a training loop that reads its loss in each step / eager",
         "a loop that reads its loss / eager",
         ("reads",),
