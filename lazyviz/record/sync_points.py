@@ -214,6 +214,12 @@ class AbsentDeviceError(RuntimeError):
     """A value is needed that only an absent GPU could compute."""
 
 
+NO_SHAPES_YET = (
+    "The parameters of a lazy module (LazyLinear, ...) have no shapes before its first call, so they cannot "
+    "be on a planned GPU. Call the module once on the CPU, with an input of that shape, before you move it."
+)
+
+
 class OtherRanks:
     """``ranks``: ops were recorded that need the other ranks, which do not exist."""
 

@@ -276,3 +276,29 @@ def test_a_tensor_without_memory_that_was_sent_to_a_planned_gpu_is_left_alone():
         moved = torch.ones(3, device="meta").cuda()
     lazyviz.reset()
     assert moved.shape == (3,)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.LazyLinear(10).cuda(),
+        lambda: nn.Sequential(nn.Flatten(), nn.LazyBatchNorm1d()).to("cuda", torch.half),
+        lambda: nn.LazyConv2d(8, 3, device="cuda"),
+    ],
+)
+def test_lazy_modules_have_no_shapes_before_their_first_call(make):
+    with (
+        lazyviz.lazy(device="RTX-3090"),
+        pytest.raises(lazyviz.AbsentDeviceError, match="Call the module"),
+    ):
+        make()
+
+
+def test_lazy_modules_are_planned_after_a_call_on_the_cpu():
+    with lazyviz.lazy(device="RTX-3090") as graph:
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.LazyLinear(10))
+        model(torch.zeros(1, 3, 16, 16))
+        model.cuda()(torch.randn(4, 3, 16, 16, device="cuda")).sum().backward()
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    assert graph.plan().peak_bytes > 2 * weights
+    lazyviz.reset()
