@@ -97,8 +97,10 @@ def take_back(steps: list[Callable[[], object]], keep: int = 0) -> None:
     failures = 0
     while len(steps) > keep:
         try:
-            steps[-1]()
-            del steps[-1:]  # not earlier: an interrupt before this leaves it to be undone
+            for step in steps[keep:][-1:]:  # none if a signal handler has undone them meanwhile
+                step()
+                if len(steps) > keep and steps[-1] is step:
+                    del steps[-1:]  # not earlier: an interrupt before this leaves it to be undone
             failures = 0
         except BaseException as error:
             raised = raised or error
