@@ -56,7 +56,7 @@ from .shapes.scalar_operands import LARGEST_COMMON
 from .shapes.shape_inference_cache import CHECKED_EVERYWHERE, DataDependent, Inferred, OpInfo, OutputSpec
 from .sparse import record_on_components as sparse_recording
 from .sparse.components import parts_of
-from .sync_points import NO_SHAPES_YET, AbsentDeviceError
+from .sync_points import without_shapes
 from .tape import Tape, tape
 from .tensor_table import release
 from .tracked_storages import TrackedNode, TrackedStorage, TrackedValue
@@ -564,9 +564,8 @@ class Recorder:
 
     def _of_uninitialized(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call with a parameter that has no shape yet."""
-        if self._recording.absent is not None:
-            raise AbsentDeviceError(NO_SHAPES_YET) from None
-        return intercept_ops_outside_blocks.dispatch(self._tape, op, args, kwargs)
+        with without_shapes(self._recording.absent):
+            return intercept_ops_outside_blocks.dispatch(self._tape, op, args, kwargs)
 
     def _give_own_value(self, tensor: torch.Tensor) -> None:
         """The kernel will change the metadata of the computed value, but other tensors must keep theirs."""

@@ -7,8 +7,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -214,10 +215,23 @@ class AbsentDeviceError(RuntimeError):
     """A value is needed that only an absent GPU could compute."""
 
 
-NO_SHAPES_YET = (
-    "The parameters of a lazy module (LazyLinear, ...) have no shapes before its first call, so they cannot "
-    "be on a planned GPU. Call the module once on the CPU, with an input of that shape, before you move it."
-)
+@contextmanager
+def without_shapes(absent: object) -> Iterator[None]:
+    """Context in which a parameter of a lazy module, which has no shape yet, is created, moved or cast.
+
+    Raises:
+        AbsentDeviceError: it would be on the planned GPU ``absent``.
+    """
+    try:
+        yield
+    except NotImplementedError:  # PyTorch has no kernels for that GPU
+        if absent is None:
+            raise
+        raise AbsentDeviceError(
+            "The parameters of a lazy module (LazyLinear, ...) have no shapes before its first call, so they "
+            "cannot be on a planned GPU. Call the module once on the CPU, with an input of that shape, "
+            "before you move it."
+        ) from None
 
 
 class OtherRanks:

@@ -41,7 +41,7 @@ from ..lazy_tensors_of_user_classes import real_class
 from ..random_draw_order import READERS, WRITERS, rng_state
 from ..shapes import ctc_loss as ctc_shapes
 from ..sparse.components import parts_of
-from ..sync_points import NO_SHAPES_YET, AbsentDeviceError, may_need_absent
+from ..sync_points import AbsentDeviceError, may_need_absent, without_shapes
 from ..tape import Tape
 from . import child_processes, torch_save, torchscript_calls
 from . import deepcopy as deepcopy_hooks
@@ -553,13 +553,8 @@ class SyncPatches:
             new = cls.__new__
 
             def __new__(cls: type, *args: Any, _new: Any = new, **kwargs: Any) -> Any:
-                try:
-                    with self.tape.recording.paused():  # a placeholder without data
-                        return _new(cls, *args, **kwargs)
-                except NotImplementedError:  # of the planned GPU
-                    if self.tape.recording.absent is None:
-                        raise
-                    raise AbsentDeviceError(NO_SHAPES_YET) from None
+                with without_shapes(self.tape.recording.absent), self.tape.recording.paused():
+                    return _new(cls, *args, **kwargs)
 
             self._patches.set(cls, "__new__", __new__)
 

@@ -297,6 +297,7 @@ def test_lazy_modules_have_no_shapes_before_their_first_call(make):
 def test_lazy_modules_are_planned_after_a_call_on_the_cpu():
     with lazyviz.lazy(device="RTX-3090") as graph:
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.LazyLinear(10))
+        model = model.double().to(torch.float32)  # on the CPU, shapes are not needed
         model(torch.zeros(1, 3, 16, 16))
         model.cuda()(torch.randn(4, 3, 16, 16, device="cuda")).sum().backward()
     weights = sum(parameter.nbytes for parameter in model.parameters())
