@@ -106,7 +106,7 @@ def take_back(steps: list[Callable[[], object]], keep: int = 0) -> None:
             raised = raised or error
             failures += 1
             if failures == _RETRIES:
-                del steps[-1:]
+                del steps[max(keep, len(steps) - 1) :]
                 failures = 0
     if raised is not None:
         raise raised

@@ -43,3 +43,18 @@ def test_a_signal_handler_may_undo_the_same_steps_during_one(keep):
     take_back(steps, keep)
     assert undone == ["interrupted", "interrupted", "first"][: 3 - keep]
     assert len(steps) == keep
+
+
+def test_a_step_that_fails_takes_no_other_one_with_it_if_a_signal_handler_undid_the_rest():
+    failures = []
+
+    def fails():
+        failures.append("failed")
+        if len(failures) == 3:  # the last attempt
+            del steps[1:]
+        raise ValueError
+
+    steps = [lambda: None, fails]
+    with pytest.raises(ValueError):
+        take_back(steps, keep=1)
+    assert len(steps) == 1
