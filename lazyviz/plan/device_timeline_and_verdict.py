@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from operator import add, attrgetter, sub
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -94,8 +94,8 @@ def plan_device(
 
     def reserved(as_eager: bool) -> tuple[int, int, int] | None:
         played = reservation if eager in (True, as_eager) else None
-        planned = by_eager if as_eager or eager else run
-        return planned.reserved(target, estimates, device, segments, played)
+        held = partial(_reserved, target=target, estimates=estimates, device=device, segments=segments)
+        return (by_eager if as_eager or eager else run).reserved(held, played)
 
     at = totals.index(peak_bytes) if totals else 0
     unsure_of = _unsure_of(graph, tensors, estimates, host=device.type == "cpu" and not gpu)
@@ -146,6 +146,10 @@ def _unsure_of(
     return _Unsure(estimates, of_numbers(graph.nodes), borrowed)
 
 
+Held: TypeAlias = Callable[..., tuple[int, int, int] | None]
+"""What the allocator would hold during a run: :func:`_reserved` for a device."""
+
+
 class _InRunOrder:
     """Nodes, lifetimes, and scratch memory in the order in which a lazyviz run runs the nodes."""
 
@@ -183,18 +187,9 @@ class _InRunOrder:
             small = [small[at] for at in order]
         return _range(totals, self.needs, _Unsure(unsure_of.estimates, small), eager=False, gpu=gpu)
 
-    def reserved(
-        self,
-        target: Device | DeviceProfile,
-        estimates: Sequence[tuple[Lifetime, Need]],
-        device: torch.device,
-        segments: Sequence[Segment],
-        played: Reservation | None,
-    ) -> tuple[int, int, int] | None:
+    def reserved(self, held: Held, played: Reservation | None) -> tuple[int, int, int] | None:
         """What the allocator would hold: best figure, least, most; ``played`` is the best figure's run."""
-        return _reserved(
-            self.nodes, self.tensors, target, self.needs, estimates, device, False, segments, played
-        )
+        return held(self.nodes, self.tensors, self.needs, eager=False, played=played)
 
 
 class _ByEager:
@@ -226,21 +221,13 @@ class _ByEager:
             high = max(high, _range(totals, self._all_needs, unsure_of, eager=True, gpu=gpu)[1])
         return low, high
 
-    def reserved(
-        self,
-        target: Device | DeviceProfile,
-        estimates: Sequence[tuple[Lifetime, Need]],
-        device: torch.device,
-        segments: Sequence[Segment],
-        played: Reservation | None,
-    ) -> tuple[int, int, int] | None:
+    def reserved(self, held: Held, played: Reservation | None) -> tuple[int, int, int] | None:
         """Like :meth:`_InRunOrder.reserved`."""
-        of = partial(_reserved, self._nodes, target=target, estimates=estimates, device=device, eager=True)
-        held = of(self.spans, needs=self.needs, segments=segments, played=played)
-        if held is None or not self._skips:
-            return held
-        most = of(self._all, needs=self._all_needs, segments=segments, played=None)
-        return held if most is None else (held[0], min(held[1], most[1]), max(held[2], most[2]))
+        found = held(self._nodes, self.spans, self.needs, eager=True, played=played)
+        if found is None or not self._skips:
+            return found
+        most = held(self._nodes, self._all, self._all_needs, eager=True, played=None)
+        return found if most is None else (found[0], min(found[1], most[1]), max(found[2], most[2]))
 
 
 def _with_fetches(graph: Graph, tensors: Sequence[Lifetime], needs: Mapping[int, Need]) -> Mapping[int, Need]:
@@ -388,12 +375,13 @@ def _resized(span: Lifetime, nbytes: int) -> Lifetime:
 def _reserved(
     nodes: Sequence[Node],
     tensors: Sequence[Lifetime],
-    target: Device | DeviceProfile,
     needs: Mapping[int, Need],
+    *,
+    target: Device | DeviceProfile,
     estimates: Sequence[tuple[Lifetime, Need]],
     device: torch.device,
-    eager: bool,
     segments: Sequence[Segment],
+    eager: bool,
     played: Reservation | None,
 ) -> tuple[int, int, int] | None:
     """What the allocator would hold: best figure, least, most; ``played`` is the best figure's run."""
