@@ -102,3 +102,5 @@ def left_out(name: str) -> Iterator[None]:
     finally:
         if shipped is not None:
             memory[family] = shipped
+        else:
+            memory.pop(family, None)
