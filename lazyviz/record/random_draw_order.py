@@ -136,7 +136,7 @@ class Generators:
             last = sequence.newest
             if last is not None and last.state == "done" and _seed_of(sequence.generator) == marker:
                 set_state(sequence.generator, sequence.state)
-                del self._tails[key]
+                self._tails.pop(key, None)
 
     def forget(self) -> None:
         """Pending draws will not happen: generators return to the state before them."""
@@ -144,7 +144,7 @@ class Generators:
             if sequence.last is None or sequence.last.state != "done":
                 if _seed_of(sequence.generator) == marker:
                     set_state(sequence.generator, sequence.earlier_state)
-                del self._tails[key]
+                self._tails.pop(key, None)
 
     def save(self, nodes: Iterable[TrackedNode]) -> SavedStates:
         """Before running ``nodes``: the state of each generator that they draw from, and the sequence that is
@@ -204,6 +204,6 @@ class Generators:
                 if last is None or last.state == "done":
                     key = generators.generator_identity(generator)
                     if key in self._tails and self._tails[key][1] is sequence:
-                        del self._tails[key]
+                        self._tails.pop(key, None)
                     state = sequence.state
             set_state(generator, state)

@@ -29,6 +29,7 @@ from ..process.deferred_signals import deferred, deferring
 from ..process.gc_pause import patience
 from ..process.global_state_lock import CriticalSection, forget_holder
 from ..process.global_state_transaction import Transaction
+from ..process.thread_lifetime import lifetime
 from ..process.tracebacks import shorten_block
 from ..record.dependency_closure import closure
 from ..record.distributed.planned_rank import world_size
@@ -116,7 +117,7 @@ class LazyBlock(Transaction, Generic[G]):
         self.options = options
         self.graph: G | None = None
         self.thread = 0
-        self._entered_by: threading.Thread | None = None
+        self._lifetime: Callable[[], object] | None = None  # None is returned once that thread has ended
         self.named: NamedBatch | None = None
         self._outer: LazyBlock[Any] | None = None  # in the same task
         # The frames of user code where it begins and ends, if other code enters and exits it; or the
@@ -141,7 +142,7 @@ class LazyBlock(Transaction, Generic[G]):
         named = options.named_batch(frame)
         size = world_size(options.mesh, options.rank)
         device, gpu = device_options.resolved(options.device, size, options.rank, options.torch_version)
-        self.thread, self._entered_by = threading.get_ident(), threading.current_thread()
+        self.thread, self._lifetime = threading.get_ident(), lifetime()
         _finish_orphans()
         self._refuse_others()
         tape.runs.refuse_nested()
@@ -254,7 +255,7 @@ class LazyBlock(Transaction, Generic[G]):
     @property
     def is_orphaned(self) -> bool:
         """Whether the thread that has entered it has ended; nothing is recorded in it any more."""
-        return self._entered_by is not None and not self._entered_by.is_alive()
+        return self._lifetime is not None and self._lifetime() is None
 
     @property
     def is_innermost(self) -> bool:
@@ -371,7 +372,7 @@ class LazyBlock(Transaction, Generic[G]):
         evaluation.metrics.count("ops recorded", len(graph.ir))
 
     def _unpublish(self) -> None:
-        if self in _open:
+        with suppress(ValueError):  # not entered, or a signal handler has removed it
             _open.remove(self)
         _publish()
         if self.graph is not None:
@@ -381,7 +382,7 @@ class LazyBlock(Transaction, Generic[G]):
                 tape.scopes.keep_forward_nodes(self.graph.ir)
 
     def _withdraw(self) -> None:
-        if self in _claims:
+        with suppress(ValueError):  # not entered, or a signal handler has removed it
             _claims.remove(self)
         if _block_of_task.get() is self:
             _block_of_task.set(self._outer)

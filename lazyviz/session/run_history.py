@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from weakref import WeakSet
@@ -123,7 +124,7 @@ class RunHistory:
 
     def unsubscribe(self, callback: Listener) -> None:
         """Stop calling ``callback``."""
-        if callback in self._listeners:
+        with contextlib.suppress(ValueError):  # removed already, perhaps on another thread
             self._listeners.remove(callback)
 
     @property

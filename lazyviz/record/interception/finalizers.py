@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 
 from .. import native_recorder
@@ -21,7 +22,7 @@ class FinalizerLevel:
 
     def remove(self) -> None:
         for callback in native_recorder.collection_callbacks():
-            if callback in gc.callbacks:
+            with contextlib.suppress(ValueError):  # not installed, or a signal handler has removed it
                 gc.callbacks.remove(callback)
 
     @property

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -55,7 +55,7 @@ class LateImports(MetaPathFinder):
             sys.meta_path.insert(0, self)
 
     def remove(self) -> None:
-        if self.installed:
+        with suppress(ValueError):  # not installed, or a signal handler has removed it
             sys.meta_path.remove(self)
 
     @property

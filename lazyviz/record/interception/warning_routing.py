@@ -9,6 +9,7 @@ ours, so such functions are called from a frame that has the user's file and lin
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable
@@ -155,7 +156,7 @@ class _Ignored(no_warnings):
         if not [each for each in self.active if each is not self]:
             torch.set_warn_always(_Ignored.before)
         # Not earlier, so that contexts that begin meanwhile do not mistake our setting for the user's.
-        if self in self.active:
+        with contextlib.suppress(ValueError):  # removed already, perhaps by a signal handler
             self.active.remove(self)
 
 

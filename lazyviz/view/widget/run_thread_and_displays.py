@@ -7,6 +7,7 @@ graph share one runner, so that one widget can stop what another one started.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import logging
 import threading
@@ -125,7 +126,7 @@ class Running:
         self._followers.append(follower)
 
     def leave(self, follower: Follower) -> None:
-        if follower in self._followers:
+        with contextlib.suppress(ValueError):  # it has left already
             self._followers.remove(follower)
 
     @property
