@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd import grad_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lazyviz
@@ -101,8 +102,13 @@ def inference(x):
 
 
 def outside_of_deepcopy(frame):
-    """Not in PyTorch's own ``Tensor.__deepcopy__``, whose ``no_grad`` a signal can leave in effect."""
-    return everywhere(frame) and frame.f_code is not DEEPCOPY.__code__
+    """Not in PyTorch's own ``Tensor.__deepcopy__``, or as it enters its ``no_grad``, which a signal can leave
+    in effect.
+    """
+    included = everywhere(frame)
+    while frame.f_code.co_filename == grad_mode.__file__ and frame.f_back is not None:
+        frame = frame.f_back
+    return included and frame.f_code is not DEEPCOPY.__code__
 
 
 CALLS = [known_rules, rules_of_pytorch, probed_kernels, gradients, contents, copies, inference, sparse]
