@@ -3,25 +3,32 @@
 It calibrates before each model, because the clock rate changes, and stores no calibration. With one thread
 (``OMP_NUM_THREADS=1``), the time of other processes does not count::
 
-    python benchmarks/cpu_time.py [--rounds N] [--only TEXT]
+    python benchmarks/cpu_time.py [--rounds N] [--only TEXT] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+from models.catalog import by_hand
 from torch import nn
 
 import lazyviz
 from lazyviz.plan.runtime.cpu_op_times import known_rates, project_on_cpu
 from lazyviz.plan.runtime.match_profiler_times_to_ops import compared
+
+RESULTS = Path(__file__).parent / "results" / "cpu_time.json"
+Step = Callable[[], tuple[Any, Any]]
+"""A forward pass; returns the output, and the loss."""
 
 
 def _mlp(width: int, depth: int, batch: int) -> tuple[nn.Module, torch.Tensor]:
@@ -58,8 +65,31 @@ def _transformer(width: int, depth: int, length: int, batch: int) -> tuple[nn.Mo
     return nn.Sequential(*(_Block(width, 4) for _ in range(depth))), torch.randn(batch, length, width)
 
 
-def models() -> Iterator[tuple[str, Callable[[], tuple[nn.Module, torch.Tensor]]]]:
-    """Fifteen models by name, each created when called."""
+def models() -> Iterator[tuple[str, Callable[[], tuple[nn.Module, Step]]]]:
+    """All models by name, each created when called, with its forward pass."""
+    for name, make in _built_here():
+
+        def of_inputs(make: Callable[[], tuple[nn.Module, torch.Tensor]] = make) -> tuple[nn.Module, Step]:
+            model, x = make()
+
+            def forward() -> tuple[Any, Any]:
+                output = model(x)
+                return output, output.sum() if output.requires_grad else None
+
+            return model, forward
+
+        yield name, of_inputs
+    for name, case in by_hand().items():
+
+        def of_case(case: Any = case) -> tuple[nn.Module, Step]:
+            model, batch = case.make(), case.batch()
+            return model, lambda: case.run(model, batch)
+
+        yield name, of_case
+
+
+def _built_here() -> Iterator[tuple[str, Callable[[], tuple[nn.Module, torch.Tensor]]]]:
+    """Fifteen models by name, each created when called, with its input."""
     for width, depth, batch in ((64, 4, 32), (256, 4, 64), (512, 3, 256), (1024, 3, 128), (2048, 2, 64)):
         yield f"mlp {depth} x {width}, batch {batch}", lambda w=width, d=depth, b=batch: _mlp(w, d, b)  # type: ignore[misc]
     for channels, depth, pixels, batch in (
@@ -86,7 +116,7 @@ def models() -> Iterator[tuple[str, Callable[[], tuple[nn.Module, torch.Tensor]]
         )
 
 
-def measured(model: nn.Module, x: torch.Tensor, training: bool, rounds: int) -> tuple[float, float, int, int]:
+def measured(model: nn.Module, forward: Step, training: bool, rounds: int) -> tuple[float, float, int, int]:
     """Projected seconds, the median of eager PyTorch's, pairs of modules that are in order, and all pairs.
 
     Pairs are of the ten slowest modules, by kernel time (medians of runs by lazyviz), without pairs of
@@ -95,9 +125,9 @@ def measured(model: nn.Module, x: torch.Tensor, training: bool, rounds: int) -> 
 
     def step() -> Any:
         if training:
-            return model(x).sum().backward()
+            return forward()[1].backward()
         with torch.no_grad():
-            return model(x)
+            return forward()
 
     model.train(training)
 
@@ -132,11 +162,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", default="")
+    parser.add_argument("--json", type=Path, help=f"write the results, for example to {RESULTS.name}")
     options = parser.parse_args()
+    runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as kept:
         os.environ["XDG_CACHE_HOME"] = kept
         lazyviz.calibrate()  # otherwise a run's report has no times
-        errors, in_order, of = [], 0, 0
         for name, make in models():
             for training in (False, True):
                 if options.only not in name:
@@ -144,16 +175,38 @@ def main() -> None:
                 torch.manual_seed(0)
                 lazyviz.calibrate()
                 projected, taken, right, pairs = measured(*make(), training, options.rounds)
-                in_order, of = in_order + right, of + pairs
-                errors.append(abs(projected / taken - 1))
+                runs.append(
+                    {
+                        "model": name,
+                        "training": training,
+                        "measured_seconds": taken,
+                        "projected_seconds": projected,
+                        "pairs_in_order": right,
+                        "pairs": pairs,
+                    }
+                )
                 print(
                     f"{name:<34} {'training' if training else 'inference':<9} {taken * 1e3:8.2f} ms, "
                     f"projected {projected * 1e3:8.2f} ({projected / taken - 1:+.0%}), "
                     f"{right} of {pairs} pairs of modules in order",
                     flush=True,
                 )
-        middle = statistics.median(errors)
-        print(f"{len(errors)} runs: median error {middle:.1%}, {in_order} of {of} pairs of modules in order")
+    errors = [abs(each["projected_seconds"] / each["measured_seconds"] - 1) for each in runs]
+    found = {
+        "runs": len(runs),
+        "median_error": statistics.median(errors),
+        "pairs_in_order": sum(each["pairs_in_order"] for each in runs),
+        "pairs": sum(each["pairs"] for each in runs),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "each": runs,
+    }
+    print(
+        f"{len(runs)} runs: median error {found['median_error']:.1%}, {found['pairs_in_order']} of "
+        f"{found['pairs']} pairs of modules in order"
+    )
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,40 +6,69 @@ import itertools
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from .cpu_op_times import ALWAYS_NEW, POINTWISE, CpuRates, Curve
+from . import cpu_convolutions
+from .cpu_op_times import (
+    ALWAYS_NEW,
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    BATCHED,
+    DEPTHWISE,
+    OF_WIDE_DEPTHWISE,
+    OUTER,
+    POINTWISE,
+    THIN,
+    WEIGHTS,
+    CpuRates,
+    Curve,
+    rate_at,
+)
+from .cpu_timed_kernels import PASSES, Function, New, counted_kernels, moving_kernels, operators
 
-SECONDS = 1.7  # duration of all timings
+SECONDS = 1.5  # duration of all timings
 TURN = 0.003  # minimum; timings are interleaved, so that noise affects all functions equally
 ISSUED_LAYERS = 8  # pairs of a linear layer and tanh
 ISSUED_OPS = 17 + 48 + (8 + 40) / 2
 """Ops of a step with these layers, forward and backward, and sums of gradients; a view is half an op."""
 SMALL_CALLS = 10  # calls of an op on a single number per clock reading
 SMALL_ROUNDS = 20  # rounds of calling all operators on small tensors
-WEIGHTS = 8
+LAYERS = 8  # of different weights
 _KIB = 1024
 TENSOR = 1024 * _KIB
 """Bytes of the largest tensors of kernels that move memory."""
 DISTANCES = (16 * _KIB, 512 * _KIB, 4096 * _KIB, 32768 * _KIB)
 PRODUCTS = (16, 48, 128, 384, 640)
-COMPUTING, MOVING, AT_POINTS = (4, 128, 128, 14, 3), (8, 16, 16, 32, 3), (4, 64, 256, 28, 1)
-"""Batch, channels, output channels, pixels, and kernel of convolutions. Products take nearly all of the
-first's time; the others spend much of theirs on converting images to another layout."""
-
-_Function = Callable[[], Any]
-_New = Callable[..., torch.Tensor]
-_OfTensors = Callable[[torch.Tensor, torch.Tensor], Any]
+COMPUTING, MOVING, AT_POINTS, WEIGHING = (
+    (4, 128, 128, 14, 3),
+    (8, 16, 16, 32, 3),
+    (16, 64, 64, 12, 1),
+    (2, 192, 192, 3, 3),
+)
+"""Batch, channels, output channels, pixels, and kernel of convolutions that oneDNN runs. Products take nearly
+all of the first's time; the others spend much of theirs on converting images or weights to another layout."""
+DEPTH = (4, 64, 28, 3)
+"""The same of a depthwise convolution, without output channels."""
+WIDE_DEPTH = (2, 32, 14, 5)
+"""And of one that is wider than three pixels."""
+HEADS = ((16, 4, 16, 32), (2, 4, 64, 32))
+"""Batch, heads, length, and width of a head of attention."""
+BATCH_OF_PRODUCTS = (16, 64, 32)
+"""Matrices, rows and columns, and terms of a batched product, as of attention heads."""
+BY_ATEN = (512, (2, 3, 4, 6))
+"""Channels, and pixels in a row and column, of images for 1x1 convolutions that ATen runs by itself."""
+THIN_SHAPE, OUTER_SHAPE = (8, 512, 256), (256, 4, 512)
+"""Rows, terms and columns of the products whose operands, or results, take most of the time."""
 
 
 class _Timing:
     """The time of a function. Its last ``kept`` results are kept, as in a model that is being trained."""
 
-    def __init__(self, function: _Function, kept: int = 0, repeat: int = 1) -> None:
+    def __init__(self, function: Function, kept: int = 0, repeat: int = 1) -> None:
         self.function, self.kept, self.repeat = function, kept, repeat
         self.taken: list[float] = []
 
@@ -81,21 +110,32 @@ def measure() -> CpuRates:
     with torch.inference_mode(False), torch.no_grad():
         one = tensor(1)
         call, issue = _Timing(lambda: one + one, repeat=SMALL_CALLS), _Timing(_training_step(tensor))
-        small = {name: _Timing(f) for name, f in _operators(tensor).items()}
-        products = dict(_products(tensor))
-        images = {shape: _convolution(tensor, *shape) for shape in (COMPUTING, MOVING, AT_POINTS)}
-        moved = _movers(tensor)
+        small = {name: _Timing(f) for name, f in operators(tensor).items()}
+        products, unequal = dict(_products(tensor)), _unequal_products(tensor)
+        images = {shape: _convolution(tensor, *shape) for shape in (COMPUTING, MOVING, AT_POINTS, WEIGHING)}
+        by_aten = _convolutions_by_aten(tensor)
+        others = {DEPTHWISE: _depthwise_convolution(tensor), BATCHED: _batched_product(tensor)}
+        others[OF_WIDE_DEPTHWISE] = _wide_depthwise_gradient(tensor)
+        heads = dict(_attention(tensor))
+        moved, counts = _movers(tensor), counted_kernels(tensor)
+        elements = {name: _Timing(function) for name, (function, _) in counts.items()}
         fault = [_first_touch() for _ in range(2)]
-        _take_turns(small.values(), [call, issue, *products.values(), *images.values(), *moved.values()])
-    operators = {name: each.seconds for name, each in small.items()}
+        several = (products, unequal, images, by_aten, others, heads, moved, elements)
+        _take_turns(small.values(), [call, issue, *(each for known in several for each in known.values())])
     again = {name: min(each.taken) for name, each in small.items()}  # called repeatedly, like the others
     curves = _by_distance(moved, {"elementwise": call.seconds} | again)
     convolution, layouts = _image_rates({s: each.seconds for s, each in images.items()}, again["convolution"])
+    matmul = _rates([(flops, _net(each.seconds, again["mm"])) for flops, each in products.items()])
+    layouts |= _rates_of_bytes(
+        {name: _net(each.seconds, again["mm"]) for name, each in unequal.items()}, matmul
+    )
+    layouts |= _rates_by_aten(by_aten, again, matmul)
+    layouts |= _other_rates(others, again, matmul) | _rates_of_heads(heads, call.seconds, matmul)
     return CpuRates(
         call.seconds,
         issue.seconds / ISSUED_OPS,
-        operators,
-        matmul=_rates([(flops, _net(each.seconds, again["mm"])) for flops, each in products.items()]),
+        {name: each.seconds for name, each in small.items()},
+        matmul=matmul,
         convolution=convolution,
         elementwise=curves.pop("elementwise"),
         function=curves.pop("function"),
@@ -103,6 +143,10 @@ def measure() -> CpuRates:
         softmax=curves["_softmax"],
         norm=curves["native_layer_norm"],
         kernels=curves | layouts,
+        elements={
+            name: _net(elements[name].seconds, again.get(name, call.seconds)) / count
+            for name, (_, count) in counts.items()
+        },
         fault=min(fault),
     )
 
@@ -124,43 +168,7 @@ def _take_turns(small: Collection[_Timing], timings: Sequence[_Timing]) -> None:
         taken, now = _now() - now, _now()
 
 
-def _operators(tensor: _New) -> dict[str, _Function]:
-    """Calls of common operators on small tensors, where overhead takes most of the time."""
-    a, b, column = tensor(8, 8), tensor(8), tensor(8, 1)
-    image, weight = tensor(1, 8, 8, 8), tensor(8, 8, 3, 3)
-    number = torch.zeros(8, dtype=torch.long, device="cpu")
-    mean, variance = tensor(8), torch.ones(8, device="cpu")
-    aten = torch.ops.aten
-    pairs, masks = [1, 1], [True, True, True]
-    return {
-        "mm": lambda: torch.mm(a, a),
-        "addmm": lambda: torch.addmm(b, a, a),
-        "bmm": lambda: torch.bmm(a[None], a[None]),
-        "convolution": lambda: F.conv2d(image, weight, padding=1),
-        "convolution_backward": lambda: aten.convolution_backward.default(
-            image, image, weight, None, pairs, pairs, pairs, False, [0, 0], 1, [True, True, False]
-        ),
-        "gelu": lambda: F.gelu(a),
-        "gelu_backward": lambda: aten.gelu_backward.default(a, a),
-        "_softmax": lambda: a.softmax(-1),
-        "_softmax_backward_data": lambda: aten._softmax_backward_data.default(a, a, -1, torch.float32),
-        "_log_softmax": lambda: a.log_softmax(-1),
-        "native_layer_norm": lambda: F.layer_norm(a, (8,)),
-        "native_layer_norm_backward": lambda: aten.native_layer_norm_backward.default(
-            a, a, [8], column, column, b, b, masks
-        ),
-        "native_batch_norm": lambda: F.batch_norm(image, mean, variance, b, b, training=True),
-        "native_batch_norm_backward": lambda: aten.native_batch_norm_backward.default(
-            image, image, b, mean, variance, b, variance, True, 1e-5, masks
-        ),
-        "max_pool2d_with_indices": lambda: F.max_pool2d(image, 2, return_indices=True),
-        "embedding": lambda: F.embedding(number, a),
-        "sum": lambda: a.sum(0, keepdim=True),
-        "cat": lambda: torch.cat([a, a]),
-    }
-
-
-def _training_step(tensor: _New) -> _Function:
+def _training_step(tensor: New) -> Function:
     """A training step of modules whose kernels take no time."""
     with torch.random.fork_rng(devices=[]):
         layers = [
@@ -182,10 +190,10 @@ def _net(seconds: float, call: float) -> float:
     return max(seconds - call, seconds / 10)
 
 
-def _products(tensor: _New) -> Iterator[tuple[float, _Timing]]:
+def _products(tensor: New) -> Iterator[tuple[float, _Timing]]:
     for size in PRODUCTS:
         # As in a model, each linear layer transposes different weights.
-        a, weights = tensor(size, size), itertools.cycle([tensor(size, size).t() for _ in range(WEIGHTS)])
+        a, weights = tensor(size, size), itertools.cycle([tensor(size, size).t() for _ in range(LAYERS)])
         yield 2.0 * size**3, _Timing(lambda a=a, w=weights: torch.mm(a, next(w)))  # type: ignore[misc]
 
 
@@ -197,7 +205,7 @@ def _rates(found: list[tuple[float, float]]) -> Curve:
     return tuple((amount, min(amount / seconds, peak)) for amount, seconds in found)
 
 
-def _convolution(tensor: _New, batch: int, channels: int, outputs: int, pixels: int, kernel: int) -> _Timing:
+def _convolution(tensor: New, batch: int, channels: int, outputs: int, pixels: int, kernel: int) -> _Timing:
     x, weight = tensor(batch, channels, pixels, pixels), tensor(outputs, channels, kernel, kernel)
     return _Timing(lambda: F.conv2d(x, weight, padding=kernel // 2))
 
@@ -223,12 +231,141 @@ def _image_rates(
         few, more = work(*shape)
         left = _net(seconds[shape], call) - few * per_flop
         known[name] = ((more, more / max(left, 0.01 * seconds[shape])),)
+    few, more = work(*WEIGHING)
+    weights = 4.0 * WEIGHING[1] * WEIGHING[2] * WEIGHING[4] ** 2
+    left = _net(seconds[WEIGHING], call) - few * per_flop - more / known["convolution"][0][1]
+    known[WEIGHTS] = ((weights, weights / max(left, 0.01 * seconds[WEIGHING])),)
     return ((flops, 1 / per_flop),), known
 
 
-def _movers(tensor: _New) -> dict[tuple[str, int], _Timing]:
+def _unequal_products(tensor: New) -> dict[str, _Timing]:
+    """Products with few rows, as of small batches, and over few terms, as for their weights' gradients."""
+    rows, terms, columns = THIN_SHAPE
+    x, weights = tensor(rows, terms), itertools.cycle([tensor(columns, terms).t() for _ in range(2)])
+    made, few, wide = OUTER_SHAPE
+    left, right = tensor(few, made).t(), tensor(few, wide)
+    return {
+        THIN: _Timing(lambda: torch.mm(x, next(weights))),
+        OUTER: _Timing(lambda: torch.mm(left, right)),
+    }
+
+
+def _rates_of_bytes(seconds: Mapping[str, float], matmul: Curve) -> dict[str, Curve]:
+    """What these products take longer than cubes of as many FLOPs, by the bytes that they have more."""
+
+    def left(name: str, shape: tuple[int, int, int]) -> tuple[float, float]:
+        rows, terms, columns = shape
+        flops = 2.0 * rows * terms * columns
+        cube = 3 * (flops / 2) ** (2 / 3)
+        more = 4 * (rows * terms + terms * columns + rows * columns - cube)
+        return more, max(seconds[name] - flops / rate_at(matmul, flops), 0.01 * seconds[name])
+
+    more, thin = left(THIN, THIN_SHAPE)
+    operands, outer = left(OUTER, OUTER_SHAPE)
+    made = 4.0 * OUTER_SHAPE[0] * OUTER_SHAPE[2]
+    outer = max(outer - operands * thin / more, 0.01 * seconds[OUTER])
+    return {THIN: ((more, more / thin),), OUTER: ((made, made / outer),)}
+
+
+def _convolutions_by_aten(tensor: New) -> dict[tuple[str, int], _Timing]:
+    """Each pass of convolutions on single small images."""
+    channels, sizes = BY_ATEN
+    weight, found = tensor(channels, channels, 1, 1), {}
+    backward, pair = torch.ops.aten.convolution_backward.default, [1, 1]
+    for size in sizes:
+        image = tensor(1, channels, size, size)
+
+        def gradients(*wanted: bool, image: torch.Tensor = image) -> Function:
+            return lambda: backward(
+                image, image, weight, None, pair, [0, 0], pair, False, [0, 0], 1, [*wanted, False]
+            )
+
+        found[cpu_convolutions.FORWARD, size] = _Timing(lambda x=image: F.conv2d(x, weight))  # type: ignore[misc]
+        found[cpu_convolutions.OF_INPUT, size] = _Timing(gradients(True, False))
+        found[cpu_convolutions.OF_WEIGHT, size] = _Timing(gradients(False, True))
+    return found
+
+
+def _rates_by_aten(
+    timings: Mapping[tuple[str, int], _Timing], calls: Mapping[str, float], matmul: Curve
+) -> dict[str, Curve]:
+    """The rates by pixels; with many of them, they are those of other products."""
+    channels, sizes = BY_ATEN
+    found: dict[str, list[tuple[float, float]]] = {}
+    for (name, size), each in timings.items():
+        call = calls["convolution" if name == cpu_convolutions.FORWARD else "convolution_backward"]
+        rate = 2 * channels**2 * size**2 / _net(each.seconds, call)
+        found.setdefault(name, []).append((float(size**2), rate))
+    many = float(sizes[-1] ** 2 * 8)
+    return {name: (*curve, (many, matmul[-1][1])) for name, curve in found.items()}
+
+
+def _depthwise_convolution(tensor: New) -> _Timing:
+    batch, channels, pixels, kernel = DEPTH
+    x, weight = tensor(batch, channels, pixels, pixels), tensor(channels, 1, kernel, kernel)
+    return _Timing(lambda: F.conv2d(x, weight, padding=kernel // 2, groups=channels))
+
+
+def _wide_depthwise_gradient(tensor: New) -> _Timing:
+    batch, channels, pixels, kernel = WIDE_DEPTH
+    x, weight = tensor(batch, channels, pixels, pixels), tensor(channels, 1, kernel, kernel)
+    backward, ones, around = torch.ops.aten.convolution_backward.default, [1, 1], [kernel // 2] * 2
+    wanted = [False, True, False]
+    return _Timing(lambda: backward(x, x, weight, None, ones, around, ones, False, [0, 0], channels, wanted))
+
+
+def _attention(tensor: New) -> Iterator[tuple[tuple[str, int], _Timing]]:
+    forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    for number, shape in enumerate(HEADS):
+        x = tensor(*shape)
+        result, sums = forward(x, x, x)
+        yield (ATTENTION, number), _Timing(lambda x=x: forward(x, x, x))  # type: ignore[misc]
+        yield (
+            (ATTENTION_BACKWARD, number),
+            _Timing(lambda x=x, y=result, s=sums: backward(x, x, x, x, y, s, 0.0, False)),  # type: ignore[misc]
+        )
+
+
+def _rates_of_heads(
+    timings: Mapping[tuple[str, int], _Timing], call: float, matmul: Curve
+) -> dict[str, Curve]:
+    """The rates by the FLOPs of a head; long sequences reach the rate of other products."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for (name, number), each in timings.items():
+        batch, heads, length, width = HEADS[number]
+        one = 4.0 * length**2 * width * (2.5 if name == ATTENTION_BACKWARD else 1)
+        found.setdefault(name, []).append((one, batch * heads * one / _net(each.seconds, call)))
+    return {name: (*curve, (32 * curve[-1][0], matmul[-1][1])) for name, curve in found.items()}
+
+
+def _batched_product(tensor: New) -> _Timing:
+    count, size, terms = BATCH_OF_PRODUCTS
+    left, right = tensor(count, size, terms), tensor(count, terms, size)
+    return _Timing(lambda: torch.bmm(left, right))
+
+
+def _other_rates(
+    timings: Mapping[str, _Timing], calls: Mapping[str, float], matmul: Curve
+) -> dict[str, Curve]:
+    batch, channels, pixels, _ = DEPTH
+    images = 8.0 * batch * channels * pixels**2
+    count, size, terms = BATCH_OF_PRODUCTS
+    one = 2.0 * size**2 * terms
+    small = min(count * one / _net(timings[BATCHED].seconds, calls["bmm"]), matmul[-1][1])
+    batch, channels, pixels, kernel = WIDE_DEPTH
+    flops = 2.0 * batch * channels * pixels**2 * kernel**2
+    wide = _net(timings[OF_WIDE_DEPTHWISE].seconds, calls["convolution_backward"])
+    return {
+        OF_WIDE_DEPTHWISE: ((flops, flops / wide),),
+        DEPTHWISE: ((images, images / _net(timings[DEPTHWISE].seconds, calls["convolution"])),),
+        BATCHED: ((one, small), (16 * one, matmul[-1][1])),
+    }
+
+
+def _movers(tensor: New) -> dict[tuple[str, int], _Timing]:
     """Kernels that move memory, by operator or class and reuse distance."""
-    kernels, found = _kernels(tensor), {}
+    kernels, found = moving_kernels(tensor, TENSOR // _KIB), {}
     pool = [tensor(TENSOR // _KIB, 256) for _ in range(DISTANCES[-1] // TENSOR // 2)]
     for distance in DISTANCES:
         count = max(distance // TENSOR // 2, 1)  # the results take as many bytes again
@@ -247,47 +384,6 @@ def _movers(tensor: _New) -> dict[tuple[str, int], _Timing]:
                 count if count > 1 else 0,
             )
     return found
-
-
-def _kernels(tensor: _New) -> dict[str, _OfTensors]:
-    """The functions to time, by operator, on pairs of tensors with 256 columns."""
-    b, channel, positive, aten = tensor(256), tensor(8), torch.ones(8, device="cpu"), torch.ops.aten
-    column, masks = torch.ones(TENSOR // _KIB, 1, device="cpu"), [True, True, True]
-
-    def image(x: torch.Tensor) -> torch.Tensor:
-        return x.view(-1, 8, 2, 256)
-
-    return {
-        "elementwise": lambda x, y: x + y,
-        "function": lambda x, _: torch.tanh(x),
-        "copy": lambda x, _: x.t().contiguous(),
-        "gelu": lambda x, _: F.gelu(x),
-        "gelu_backward": lambda x, y: aten.gelu_backward.default(x, y),
-        "_softmax": lambda x, _: x.softmax(-1),
-        "_softmax_backward_data": lambda x, y: aten._softmax_backward_data.default(x, y, -1, x.dtype),
-        "native_layer_norm": lambda x, _: F.layer_norm(x, (256,)),
-        "native_layer_norm_backward": lambda x, y: aten.native_layer_norm_backward.default(
-            x, y, [256], column[: len(x)], column[: len(x)], b, b, masks
-        ),
-        "native_batch_norm": lambda x, _: F.batch_norm(
-            image(x), channel, positive, channel, channel, training=True
-        ),
-        "native_batch_norm_backward": lambda x, y: aten.native_batch_norm_backward.default(
-            image(x), image(y), channel, channel, positive, channel, positive, True, 1e-5, masks
-        ),
-        "sum": lambda x, _: x.sum(0),
-    }
-
-
-PASSES = {
-    "elementwise": 3,
-    "gelu_backward": 3,
-    "_softmax_backward_data": 3,
-    "native_layer_norm_backward": 3,
-    "native_batch_norm_backward": 3,
-    "sum": 1,
-}
-"""Tensors that a call reads and writes; of the others, two."""
 
 
 def _by_distance(timings: Mapping[tuple[str, int], _Timing], calls: Mapping[str, float]) -> dict[str, Curve]:

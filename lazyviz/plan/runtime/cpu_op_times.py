@@ -17,27 +17,34 @@ from pathlib import Path
 import torch
 
 from ...graph.ir import Bound, Node, Value
+from . import cpu_convolutions
 from .bytes_and_launches import Work, operator_class, read_again, work_of
+from .cpu_counted_kernels import counted
 from .flop_count import arguments_of, steps_of
 from .gpu_timeline import OpTime, Projection, is_enough
 from .op_classes import OpClass, short_name
 from .reuse_distances import Access, accesses
 
-FORMAT = 3
+FORMAT = 4
 Curve = tuple[tuple[float, float], ...]
 """Pairs of an amount (FLOPs or bytes) and the rate of an op of that amount, sorted by amount."""
-POINTWISE = "pointwise convolution"
+POINTWISE, DEPTHWISE = "pointwise convolution", "depthwise convolution"
 NEAR = 512 * 1024
 """A reuse distance at which operands are in the nearest large cache (L2)."""
 ALWAYS_NEW = 32 * 1024**2
 """Bytes from which glibc's ``malloc`` always takes new memory (``DEFAULT_MMAP_THRESHOLD_MAX``)."""
-_FUNCTIONS = frozenset(
-    {
-        "exp", "exp_", "tanh", "tanh_", "sigmoid", "sigmoid_", "gelu", "gelu_backward", "silu",
-        "silu_backward", "erf", "log", "sin", "cos", "pow", "softplus", "mish", "elu", "logaddexp",
-    }
-)  # fmt: skip
-"""Elementwise operators that evaluate a polynomial, which takes longer than their memory traffic."""
+THIN, OUTER, WEIGHTS = "thin product", "outer product", "weights of convolutions"
+"""Names of rates in bytes: of operands that a product with few rows uses only a few times, of results of
+products over few terms, and of weights that oneDNN converts to its own layout."""
+BATCHED, ATTENTION, ATTENTION_BACKWARD = "batched product", "attention", "attention backward"
+"""Names of rates in FLOPs, by the FLOPs of one matrix, or one head."""
+OF_WIDE_DEPTHWISE = "weight gradient of wide depthwise convolution"
+"""Name of a rate in FLOPs: for kernels that are wider than three pixels, oneDNN has no fast one."""
+FEW_TERMS = 16
+"""MKL's products over fewer terms wait for each result; measured on CPUs of two vendors."""
+_FUNCTIONS = frozenset({"tanh", "tanh_", "sinh", "cosh", "asinh", "acosh", "atanh", "lgamma", "digamma"})
+"""Elementwise operators that evaluate long polynomials, like the hyperbolic tangent, and are not timed
+themselves."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,7 @@ class CpuRates:
 
     The rates of products are by FLOPs. The others are by reuse distance, the bytes that are touched between
     two accesses to the same memory: ``kernels`` has those of some operators, the rest are of classes.
+    ``elements``: seconds per element of kernels that :mod:`.cpu_counted_kernels` counts elements of.
     ``fault``: seconds per byte until the operating system has provided new memory.
     """
 
@@ -64,6 +72,7 @@ class CpuRates:
     softmax: Curve
     norm: Curve
     kernels: Mapping[str, Curve] = field(default_factory=dict)
+    elements: Mapping[str, float] = field(default_factory=dict)
     fault: float = 0.0
 
     def text(self) -> str:
@@ -77,16 +86,19 @@ def rates_from(text: str) -> CpuRates | None:
         if found.pop("format") != FORMAT:
             return None
         call, issue = float(found.pop("call")), float(found.pop("issue"))
-        operators = {str(name): float(seconds) for name, seconds in found.pop("operators").items()}
+        operators, elements = (
+            {str(name): float(seconds) for name, seconds in found.pop(which).items()}
+            for which in ("operators", "elements")
+        )
         kernels, fault = (
             {name: _curve(curve) for name, curve in found.pop("kernels").items()},
             float(found.pop("fault")),
         )
         curves = {name: _curve(curve) for name, curve in found.items()}
-        rates = CpuRates(call, issue, operators, **curves, kernels=kernels, fault=fault)
+        rates = CpuRates(call, issue, operators, **curves, kernels=kernels, elements=elements, fault=fault)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
-    numbers = (call, issue, *operators.values())
+    numbers = (call, issue, *operators.values(), *elements.values())
     if not all(map(_is_positive, numbers)) or not 0 <= fault < math.inf:
         return None
     return rates if all(map(_is_curve, chain(curves.values(), kernels.values()))) else None
@@ -181,10 +193,13 @@ def _timed(node: Node, found: Sequence[Access], rates: CpuRates) -> OpTime:
         return OpTime(node, (rates.call + waiting) / 2, waiting / 2, "launch", work)
     computing = _computing(node, kind, work, rates)
     moving = _moving(node, kind, work, found, rates)
+    one_by_one = sum(rates.elements.get(name, 0.0) * count for name, count in counted(node))
     call = rates.operators.get(short_name(node.op), rates.call)
-    busy = call + computing + moving
-    bound: Bound = "launch" if call + waiting > computing + moving else "memory"
-    if bound == "memory" and work.flops:
+    # Rows that are looked up one by one are not found in the cache by prefetching.
+    rest = moving + one_by_one if kind == "indexing" else max(moving, one_by_one)
+    busy = call + computing + rest
+    bound: Bound = "launch" if call + waiting > busy - call else "memory"
+    if bound == "memory" and (work.flops or one_by_one > moving):
         bound = "compute"
     return OpTime(node, busy + waiting, waiting, bound, work)
 
@@ -192,9 +207,60 @@ def _timed(node: Node, found: Sequence[Access], rates: CpuRates) -> OpTime:
 def _computing(node: Node, kind: OpClass, work: Work, rates: CpuRates) -> float:
     if not work.executed:
         return 0.0
+    if kind == "convolution":
+        return _convolving(node, work, rates)
+    if kind == "rnn" and "mkldnn" in short_name(node.op):
+        return work.executed / rate_at(rates.convolution, work.executed) + _recurring(node, rates)
+    if kind == "batched matmul" and BATCHED in rates.kernels:
+        matrix = work.executed / max(math.prod(node.outputs[0].shape[:-2]), 1) if node.outputs else 0
+        return work.executed / rate_at(rates.kernels[BATCHED], matrix)
+    if (curve := rates.kernels.get(_attention_kernel(node))) is not None:
+        query = next(value.shape for value in node.inputs if len(value.shape) > 2)
+        return work.executed / rate_at(curve, work.executed / max(math.prod(query[:-2]), 1))
     steps = steps_of(node) if kind == "rnn" else 1  # the products of consecutive steps run in sequence
-    curve = rates.convolution if kind == "convolution" else rates.matmul
-    return work.executed / rate_at(curve, work.executed / steps)
+    return work.executed / rate_at(rates.matmul, work.executed / steps)
+
+
+def _attention_kernel(node: Node) -> str:
+    name = short_name(node.op)
+    if "flash_attention_for_cpu" not in name:
+        return ""
+    return ATTENTION_BACKWARD if name.endswith("_backward") else ATTENTION
+
+
+def _recurring(node: Node, rates: CpuRates) -> float:
+    """Seconds in which the weights of the hidden state are read again in each step of a recurrent layer."""
+    if THIN not in rates.kernels:
+        return 0.0
+    weights = max((value.nbytes for value in node.inputs if _is_recurrent(value)), default=0)
+    return steps_of(node) * weights / rates.kernels[THIN][0][1]
+
+
+def _is_recurrent(value: Value) -> bool:
+    """Whether it has the shape of weights of a hidden state: of one, three, or four gates."""
+    shape = value.meta.shape
+    return len(shape) == 2 and shape[0] in (shape[1], 3 * shape[1], 4 * shape[1])
+
+
+def _convolving(node: Node, work: Work, rates: CpuRates) -> float:
+    if cpu_convolutions.in_onednn(node):
+        if DEPTHWISE in rates.kernels and cpu_convolutions.is_depthwise(node):
+            return _of_depthwise(node, work, rates)
+        flops = work.executed * cpu_convolutions.padding(node)
+        return flops / rate_at(rates.convolution, flops)
+    passes = cpu_convolutions.directions(node)
+    curves = [rates.kernels.get(each, rates.matmul) for each in passes]
+    count = cpu_convolutions.pixels(node)
+    return sum(work.executed / len(passes) / rate_at(curve, count) for curve in curves)
+
+
+def _of_depthwise(node: Node, work: Work, rates: CpuRates) -> float:
+    """Seconds of computing; most depthwise convolutions wait for memory."""
+    passes = cpu_convolutions.directions(node)
+    curve = rates.kernels.get(OF_WIDE_DEPTHWISE)
+    if curve is None or cpu_convolutions.OF_WEIGHT not in passes or cpu_convolutions.width(node) <= 3:
+        return 0.0
+    return work.executed / len(passes) / curve[0][1]
 
 
 def _moving(node: Node, kind: OpClass, work: Work, found: Sequence[Access], rates: CpuRates) -> float:
@@ -211,11 +277,32 @@ def _moving(node: Node, kind: OpClass, work: Work, found: Sequence[Access], rate
         each.nbytes * max(1 / rate_at(rates.elementwise, each.distance) - near, 0.0) for each in found
     )
     if kind == "convolution":
-        moving += _reordered(node) * _reordering(node, rates)
-    elif name in ("addmm", "baddbmm", "addmv"):  # these first copy their first argument to the result
+        if cpu_convolutions.in_onednn(node):
+            moving += _reordering(node, rates)
+    elif kind == "matmul":
+        moving += _of_thin_product(node, work, found, rates)
+    if name in ("addmm", "baddbmm", "addmv"):  # these first copy their first argument to the result
         made = [each for each in found if each.written]
         moving += sum(each.nbytes for each in made) * near
     return new + moving
+
+
+def _of_thin_product(node: Node, work: Work, found: Sequence[Access], rates: CpuRates) -> float:
+    """Seconds that a product takes longer than a cube of as many FLOPs, whose rate is known.
+
+    Its operands are larger, so each of their bytes is used less often.
+    """
+    cube = 3 * (work.flops / 2) ** (2 / 3) * _ITEMSIZE
+    more = max(sum(each.nbytes for each in found) - cube, 0.0)
+    seconds = more / rates.kernels[THIN][0][1] if THIN in rates.kernels else 0.0
+    matrices = [value.shape for value in node.inputs if len(value.shape) > 1][-2:]
+    if OUTER in rates.kernels and matrices and 1 < matrices[0][-1] < FEW_TERMS:
+        made = sum(each.nbytes for each in found if each.written)
+        seconds += made / rates.kernels[OUTER][0][1]
+    return seconds
+
+
+_ITEMSIZE = 4  # bytes of the elements with which products are timed
 
 
 def _seconds_per_byte(curve: Curve, found: Sequence[Access]) -> float:
@@ -226,25 +313,18 @@ def _seconds_per_byte(curve: Curve, found: Sequence[Access]) -> float:
     return sum(each.nbytes / rate_at(curve, each.distance) for each in found) / total
 
 
-def _reordered(node: Node) -> int:
-    """Bytes of images that oneDNN converts to or from its own layout; a backward pass is two convolutions."""
-    images = [value for value in (*node.inputs, *node.outputs) if len(value.meta.shape) > 2]
-    if len(images) < 2:
-        return 0
-    if "backward" not in short_name(node.op):
-        source, result = images[0], images[-1]
-        return source.nbytes + result.nbytes
-    gradient, source = images[:2]
-    passes = sum(1 for value in node.outputs if len(value.meta.shape) > 2)
-    return passes * (gradient.nbytes + source.nbytes)
-
-
 def _reordering(node: Node, rates: CpuRates) -> float:
-    """Seconds per reordered byte."""
-    weight = arguments_of(node).get("weight")
-    pointwise = isinstance(weight, Value) and math.prod(weight.meta.shape[2:]) == 1
-    curve = rates.kernels.get(POINTWISE if pointwise else "convolution")
-    return 1 / curve[0][1] if curve else 0.0
+    """Seconds in which oneDNN converts images and weights."""
+    name = "convolution"
+    if cpu_convolutions.is_depthwise(node) and DEPTHWISE in rates.kernels:
+        name = DEPTHWISE
+    elif cpu_convolutions.is_pointwise(node):
+        name = POINTWISE
+    images = rates.kernels.get(name)
+    seconds = cpu_convolutions.reordered_images(node) / images[0][1] if images else 0.0
+    if weights := rates.kernels.get(WEIGHTS):
+        seconds += cpu_convolutions.reordered_weights(node) / weights[0][1]
+    return seconds
 
 
 def _traffic(node: Node, kind: OpClass, rates: CpuRates) -> Curve:
@@ -257,10 +337,18 @@ def _traffic(node: Node, kind: OpClass, rates: CpuRates) -> Curve:
         return rates.softmax
     if kind == "norm":
         return rates.norm
-    if kind == "copy" and any(not value.meta.dense or _is_transposed(value.stride) for value in node.inputs):
+    if kind == "copy" and any(map(_scatters_elements, node.inputs)):
         return rates.copy
     return rates.function if name in _FUNCTIONS else rates.elementwise
 
 
-def _is_transposed(stride: Sequence[int]) -> bool:
-    return list(stride) != sorted(stride, reverse=True)
+def _scatters_elements(value: Value) -> bool:
+    """Whether copying a tensor to contiguous memory reads its rows in pieces smaller than a cache line."""
+    meta = value.meta
+    if meta.dense and list(meta.stride) == sorted(meta.stride, reverse=True):
+        return False
+    innermost, steps = zip(*[each for each in zip(meta.shape, meta.stride) if each[0] > 1][-1:] or [(1, 1)])
+    return steps not in ((0,), (1,)) or innermost[0] * meta.dtype.itemsize < _CACHE_LINE
+
+
+_CACHE_LINE = 64

@@ -11,11 +11,20 @@ import torch
 from torch import nn
 
 import lazyviz
-from lazyviz.plan.runtime import cpu_calibration
+from lazyviz.plan.runtime import (
+    cpu_calibration,
+    cpu_convolutions,
+    cpu_counted_kernels,
+    cpu_timed_kernels,
+)
 from lazyviz.plan.runtime.bytes_and_launches import operator_class
+from lazyviz.plan.runtime.cpu_counted_kernels import counted
 from lazyviz.plan.runtime.cpu_op_times import (
     ALWAYS_NEW,
+    ATTENTION,
+    OUTER,
     POINTWISE,
+    THIN,
     CpuRates,
     cache_file,
     known_rates,
@@ -89,11 +98,12 @@ def test_where_nothing_can_be_written_it_is_said(monkeypatch, tmp_path):
         "[]",
         "{}",
         '{"format": 0}',
-        '{"format": 3, "call": 1}',
-        '{"format": 3}',
+        '{"format": 4, "call": 1}',
+        '{"format": 4}',
         RATES.text().replace('"operators": {}', '"operators": []'),
         RATES.text().replace('"operators": {}', '"operators": {"mm": 0}'),
         RATES.text().replace('"kernels": {}', '"kernels": {"sum": [[8, 0]]}'),
+        RATES.text().replace('"elements": {}', '"elements": {"exp": 0}'),
         RATES.text().replace('"fault": 0.0', '"fault": -1'),
     ],
 )
@@ -178,20 +188,138 @@ def test_the_ops_of_the_timed_step_are_counted_right():
     assert halves / 2 == cpu_calibration.ISSUED_OPS
 
 
+def _tensor(*shape):
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(0))
+
+
 def test_the_timed_operators_have_the_names_of_recorded_ones():
-    generator = torch.Generator().manual_seed(0)
-
-    def tensor(*shape):
-        return torch.rand(*shape, generator=generator)
-
-    x = tensor(16, 256)
-    kernels = {name: lambda call=call: call(x, x) for name, call in cpu_calibration._kernels(tensor).items()}
+    x = _tensor(16, 256)
+    made = cpu_timed_kernels.moving_kernels(_tensor, 16)
+    kernels = {name: lambda call=call: call(x, x) for name, call in made.items()}
     for name in ("elementwise", "function", "copy"):  # classes of operators
         del kernels[name]
-    for name, call in itertools.chain(cpu_calibration._operators(tensor).items(), kernels.items()):
+    for name, call in itertools.chain(cpu_timed_kernels.operators(_tensor).items(), kernels.items()):
         with lazyviz.lazy() as graph, torch.no_grad():
             call()
         assert name in [short_name(node.op) for node in graph.nodes], name
+
+
+def test_of_a_counted_kernel_as_many_elements_are_timed_as_are_counted():
+    for name, (call, count) in cpu_timed_kernels.counted_kernels(_tensor).items():
+        with lazyviz.lazy() as graph, torch.no_grad():
+            call()
+        counts = dict(pair for node in graph.nodes for pair in counted(node))
+        assert counts.pop(name) == pytest.approx(count), name
+        assert all(abs(others) < 1e-6 for others in counts.values()), name
+
+
+def test_each_counted_kernel_is_timed():
+    names = {kernel for kernel, _ in cpu_counted_kernels._RULES.values()}
+    assert names <= set(cpu_timed_kernels.counted_kernels(_tensor))
+
+
+def _counts(call):
+    with lazyviz.lazy() as graph, torch.no_grad():
+        call()
+    return dict(pair for node in graph.nodes for pair in counted(node))
+
+
+def test_draws_take_longer_the_less_predictable_they_are():
+    x = torch.empty(1000)
+    assert _counts(lambda: x.bernoulli_(0.9)) == pytest.approx({"bernoulli_ 0.1": 1000, "bernoulli_ 0.5": 0})
+    between = _counts(lambda: x.bernoulli_(0.25))
+    assert 0 < between["bernoulli_ 0.5"] < 1000 and sum(between.values()) == pytest.approx(1000)
+
+
+def test_pooling_is_linear_in_the_window():
+    x = torch.rand(1, 2, 8, 8)
+    counts = _counts(lambda: nn.functional.max_pool2d(x, 4, return_indices=True))
+    assert counts == pytest.approx({"max_pool 4": 8 * (1 - 12 / 5), "max_pool 9": 8 * 12 / 5})
+
+
+CONVOLUTIONS = {
+    "one pixel": ((4, 8, 6, 6), (8, 8, 1, 1), {}),
+    "one pixel, many images": ((16, 8, 6, 6), (8, 8, 1, 1), {}),
+    "one pixel, strided": ((2, 8, 6, 6), (8, 8, 1, 1), {"stride": 2}),
+    "one image": ((1, 8, 6, 6), (8, 8, 3, 3), {}),
+    "one large image": ((1, 8, 60, 60), (8, 8, 3, 3), {}),
+    "one image, large kernel": ((1, 8, 6, 6), (8, 8, 5, 5), {}),
+    "two images": ((2, 8, 6, 6), (8, 8, 3, 3), {}),
+    "groups": ((1, 8, 6, 6), (8, 4, 3, 3), {"groups": 2}),
+    "a row": ((2, 8, 16), (8, 8, 3), {}),
+    "a row, one pixel": ((2, 8, 16), (8, 8, 1), {}),
+    "volumes": ((2, 8, 6, 6, 6), (8, 8, 3, 3, 3), {}),
+    "doubles": ((2, 8, 6, 6), (8, 8, 3, 3), {"dtype": torch.float64}),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_the_library_of_a_convolution_is_the_one_that_pytorch_chooses(name):
+    shape, weights, options = CONVOLUTIONS[name]
+    options = dict(options)
+    dtype = options.pop("dtype", torch.float32)
+    rank = len(shape) - 2
+    x, weight = torch.ones(shape, dtype=dtype), torch.ones(weights, dtype=dtype)
+    convolve = {1: nn.functional.conv1d, 2: nn.functional.conv2d, 3: nn.functional.conv3d}[rank]
+    with lazyviz.lazy() as graph, torch.no_grad():
+        convolve(x, weight, **options)
+    (node,) = [each for each in graph.nodes if short_name(each.op) == "convolution"]
+    if rank == 1:  # as PyTorch does before it chooses
+        x, weight = x[:, :, None], weight[:, :, None]
+    strides, zeros, ones = [options.get("stride", 1)] * max(rank, 2), [0] * max(rank, 2), [1] * max(rank, 2)
+    chosen = torch._C._select_conv_backend(
+        x, weight, None, strides, zeros, ones, False, zeros, options.get("groups", 1)
+    )
+    assert cpu_convolutions.in_onednn(node) == ("Mkldnn" in str(chosen)), chosen
+
+
+def test_channels_are_padded_to_whole_vectors():
+    x = torch.ones(2, 3, 8, 8, requires_grad=True)
+    with lazyviz.lazy() as graph:
+        nn.functional.conv2d(x, torch.ones(40, 3, 3, 3, requires_grad=True)).sum().backward()
+    found = {short_name(node.op): node for node in graph.nodes}
+    lanes = 16 if "512" in torch.backends.cpu.get_cpu_capability() else 8
+    made = -(-40 // lanes) * lanes / 40
+    assert cpu_convolutions.padding(found["convolution"]) == made
+    assert cpu_convolutions.padding(found["convolution_backward"]) == pytest.approx((lanes / 3 + made) / 2)
+
+
+def test_products_with_few_rows_wait_for_their_operands():
+    rates = replace(RATES, kernels={THIN: ((1.0, 1e8),), OUTER: ((1.0, 1e7),)})
+    with lazyviz.lazy() as graph, torch.no_grad():
+        torch.ones(4, 512) @ torch.ones(512, 256)
+        torch.ones(256, 4) @ torch.ones(4, 256)
+    slow, fast = (
+        [each.seconds for each in project_on_cpu(graph.nodes, of).ops if each.work.flops]
+        for of in (rates, RATES)
+    )
+    more = 4 * (4 * 512 + 512 * 256 + 4 * 256 - 3 * (4 * 512 * 256) ** (2 / 3))
+    assert slow[0] - fast[0] == pytest.approx(more / 1e8)
+    more = 4 * (2 * 256 * 4 + 256 * 256 - 3 * (4 * 256 * 256) ** (2 / 3))
+    assert slow[1] - fast[1] == pytest.approx(more / 1e8 + 4 * 256 * 256 / 1e7)
+
+
+def test_small_images_are_multiplied_one_by_one_at_their_own_rate():
+    of_pixels = {cpu_convolutions.FORWARD: ((4.0, 1e7), (36.0, 1e9))}
+    rates = replace(RATES, kernels=of_pixels)
+    seconds = []
+    for size in (2, 6):
+        with lazyviz.lazy() as graph, torch.no_grad():
+            nn.functional.conv2d(torch.ones(1, 8, size, size), torch.ones(8, 8, 1, 1))
+        seconds += [each.seconds for each in project_on_cpu(graph.nodes, rates).ops if each.work.flops]
+    if torch.get_num_threads() == 1:  # otherwise oneDNN computes them
+        assert seconds == pytest.approx([1e-6 + 2 * 64 * 4 / 1e7, 1e-6 + 2 * 64 * 36 / 1e9])
+
+
+def test_heads_of_attention_have_their_own_rates():
+    q = torch.ones(2, 3, 16, 8)
+    with lazyviz.lazy() as graph, torch.no_grad():
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(q, q, q)
+    (op,) = [each for each in project_on_cpu(graph.nodes, RATES).ops if each.work.flops]
+    one = 4 * 16 * 16 * 8
+    rates = replace(RATES, kernels={ATTENTION: ((one / 2, 1e8), (one, 1e7))})
+    (slower,) = [each for each in project_on_cpu(graph.nodes, rates).ops if each.work.flops]
+    assert slower.seconds - op.seconds == pytest.approx(6 * one * (1 / 1e7 - 1 / 1e9))
 
 
 CACHES = ((2e6, 4e9), (3e6, 1e9))
@@ -267,6 +395,8 @@ def test_convolutions_convert_images():
     more = {short_name(node.op): seconds[node] - without[node] for node in seconds}
     assert more["convolution"] == pytest.approx(images)
     assert more["convolution_backward"] == pytest.approx(2 * images)
+    x = torch.ones(16, 3, 8, 8)
+    images = 4 * 16 * 64 * (3 + 5) / 1e6
     with lazyviz.lazy() as graph, torch.no_grad():
         nn.functional.conv2d(x, torch.ones(5, 3, 1, 1))
     pointwise = replace(rates, kernels=rates.kernels | {POINTWISE: ((1.0, 1e9),)})
