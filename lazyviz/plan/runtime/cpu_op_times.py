@@ -179,11 +179,19 @@ def project_on_cpu(nodes: Sequence[Node], rates: CpuRates) -> Projection | None:
     if not is_enough(ops, unknown):
         return None
     busy = sum(each.seconds for each in ops)
-    covered = sum(each.seconds for each in ops if operator_class(each.node) not in _ROUGH)
+    covered = sum(each.seconds for each in ops if _is_timed(each.node, rates))
     return Projection("cpu", busy, ops, "calibrated", covered / busy if busy else 1.0, unknown)
 
 
 _ROUGH: tuple[OpClass, ...] = ("other", "attention", "rnn", "indexing", "random", "collective", "reduction")
+
+
+def _is_timed(node: Node, rates: CpuRates) -> bool:
+    """Whether the calibration has timed kernels like those of the op."""
+    if operator_class(node) not in _ROUGH or _attention_kernel(node) in rates.kernels:
+        return True
+    counts = counted(node)
+    return bool(counts) and all(name in rates.elements for name, _ in counts)
 
 
 def _timed(node: Node, found: Sequence[Access], rates: CpuRates) -> OpTime:
