@@ -115,6 +115,8 @@ _RULES: Mapping[str, tuple[str, _Count]] = {
 def counted(node: Node) -> Counts:
     """The timed kernels whose time an op takes, with the elements of each; empty for other ops."""
     name = short_name(node.op)
+    if not node.outputs:
+        return ()
     if name in ("max_pool2d_with_indices", "max_pool3d_with_indices"):
         window = _product(arguments_of(node).get("kernel_size", 2), len(node.inputs[0].shape) - 2)
         return _between(
@@ -154,6 +156,8 @@ def _draws(node: Node) -> Counts:
 
 def _rows(node: Node) -> int:
     """The results of a reduction over the innermost dimension, each of which is computed on its own."""
+    if not node.inputs:
+        return 0
     source, result = node.inputs[0], _of_result(node)
     given = arguments_of(node).get("dim")
     dims = {dim % max(len(source.shape), 1) for dim in _integers(given)}
