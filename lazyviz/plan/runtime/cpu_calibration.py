@@ -50,7 +50,8 @@ COMPUTING, MOVING, AT_POINTS, WEIGHING = (
     (2, 192, 192, 3, 3),
 )
 """Batch, channels, output channels, pixels, and kernel of convolutions that oneDNN runs. Products take nearly
-all of the first's time; the others spend much of theirs on converting images or weights to another layout."""
+all of the first's time; the second has few terms in each sum, and the others spend much of their time on
+converting images or weights to another layout."""
 DEPTH = (4, 64, 28, 3)
 """The same of a depthwise convolution, without output channels."""
 WIDE_DEPTH = (2, 32, 14, 5)
@@ -124,13 +125,19 @@ def measure() -> CpuRates:
         _take_turns(small.values(), [call, issue, *(each for known in several for each in known.values())])
     again = {name: min(each.taken) for name, each in small.items()}  # called repeatedly, like the others
     curves = _by_distance(moved, {"elementwise": call.seconds} | again)
-    convolution, layouts = _image_rates({s: each.seconds for s, each in images.items()}, again["convolution"])
     matmul = _rates([(flops, _net(each.seconds, again["mm"])) for flops, each in products.items()])
+    layouts = _other_rates(others, again, matmul)
+    convolution, of_images = _image_rates(
+        {shape: each.seconds for shape, each in images.items()},
+        again["convolution"],
+        1 / layouts[DEPTHWISE][0][1],
+    )
+    layouts |= of_images
     layouts |= _rates_of_bytes(
         {name: _net(each.seconds, again["mm"]) for name, each in unequal.items()}, matmul
     )
     layouts |= _rates_by_aten(by_aten, again, matmul)
-    layouts |= _other_rates(others, again, matmul) | _rates_of_heads(heads, call.seconds, matmul)
+    layouts |= _rates_of_heads(heads, call.seconds, matmul)
     return CpuRates(
         call.seconds,
         issue.seconds / ISSUED_OPS,
@@ -147,6 +154,7 @@ def measure() -> CpuRates:
             name: _net(elements[name].seconds, again.get(name, call.seconds)) / count
             for name, (_, count) in counts.items()
         },
+        repeated=again,
         fault=min(fault),
     )
 
@@ -211,31 +219,35 @@ def _convolution(tensor: New, batch: int, channels: int, outputs: int, pixels: i
 
 
 def _image_rates(
-    seconds: Mapping[tuple[int, int, int, int, int], float], call: float
+    seconds: Mapping[tuple[int, int, int, int, int], float], call: float, per_byte: float
 ) -> tuple[Curve, dict[str, Curve]]:
-    """The rate of products, and the rates of converting image layouts for 3x3 and 1x1 convolutions.
+    """The rates of products by the terms of each sum, and of converting images and weights to other layouts.
 
-    Two convolutions determine both rates: the time per FLOP and per byte is assumed to be the same in both.
+    ``per_byte``: seconds per byte of images, as of depthwise convolutions, which do little else.
     """
 
     def work(batch: int, channels: int, outputs: int, pixels: int, kernel: int) -> tuple[float, float]:
         images = float(batch * pixels**2)
         return 2 * images * channels * outputs * kernel**2, 4 * images * (channels + outputs)
 
-    (flops, moved), (few, more) = work(*COMPUTING), work(*MOVING)
-    computing, moving = _net(seconds[COMPUTING], call), _net(seconds[MOVING], call)
-    per_flop = (computing * more - moving * moved) / (flops * more - few * moved)
-    per_flop = min(max(per_flop, 0.5 * computing / flops), computing / flops)
-    known: dict[str, Curve] = {}
-    for name, shape in (("convolution", MOVING), (POINTWISE, AT_POINTS)):
-        few, more = work(*shape)
-        left = _net(seconds[shape], call) - few * per_flop
-        known[name] = ((more, more / max(left, 0.01 * seconds[shape])),)
+    found = []
+    few_terms = float(MOVING[1] * MOVING[4] ** 2)
+    # With twice as many channels, each result is as fast as with many.
+    for shape, terms in ((MOVING, few_terms), (COMPUTING, 2 * few_terms)):
+        flops, moved = work(*shape)
+        taken = _net(seconds[shape], call)
+        found.append((terms, flops / max(taken - moved * per_byte, taken / 2)))
+    few, more = work(*AT_POINTS)
+    left = _net(seconds[AT_POINTS], call) - few / found[-1][1]
+    pointwise = more / max(left, 0.01 * seconds[AT_POINTS])
     few, more = work(*WEIGHING)
     weights = 4.0 * WEIGHING[1] * WEIGHING[2] * WEIGHING[4] ** 2
-    left = _net(seconds[WEIGHING], call) - few * per_flop - more / known["convolution"][0][1]
-    known[WEIGHTS] = ((weights, weights / max(left, 0.01 * seconds[WEIGHING])),)
-    return ((flops, 1 / per_flop),), known
+    left = _net(seconds[WEIGHING], call) - few / found[-1][1] - more * per_byte
+    return tuple(found), {
+        "convolution": ((more, 1 / per_byte),),
+        POINTWISE: ((more, pointwise),),
+        WEIGHTS: ((weights, weights / max(left, 0.01 * seconds[WEIGHING])),),
+    }
 
 
 def _unequal_products(tensor: New) -> dict[str, _Timing]:

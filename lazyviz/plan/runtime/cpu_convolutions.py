@@ -82,6 +82,13 @@ def is_depthwise(node: Node) -> bool:
     return weight.shape[1] == 1 and groups_of(node) == weight.shape[0] > 1
 
 
+def terms(node: Node) -> int:
+    """Products of which each pixel of a result is the sum."""
+    weight = _given(node, "weight", 1)
+    channels = weight.shape[0] // groups_of(node) if arguments_of(node).get("transposed") else weight.shape[1]
+    return int(channels * math.prod(weight.shape[2:]))
+
+
 def width(node: Node) -> int:
     """Pixels in a row of the kernel."""
     return int(_given(node, "weight", 1).shape[-1])

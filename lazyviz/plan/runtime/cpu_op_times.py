@@ -8,7 +8,7 @@ import math
 import operator
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from itertools import chain, pairwise
@@ -53,9 +53,11 @@ class CpuRates:
 
     ``call``: seconds of an op on a single number, called again and again. ``issue``: seconds from one small
     op to the next in a training step, where modules, autograd, or optimizers make the calls. ``operators``:
-    seconds of some operators on small tensors, by name.
+    seconds of some operators on small tensors, by name, called one after another, so that caches have lost
+    the code of each; ``repeated``: the same, called again and again.
 
-    The rates of products are by FLOPs. The others are by reuse distance, the bytes that are touched between
+    The rates of products are by FLOPs, of convolutions by the terms of each sum. The others are by reuse
+    distance, the bytes that are touched between
     two accesses to the same memory: ``kernels`` has those of some operators, the rest are of classes.
     ``elements``: seconds per element of kernels that :mod:`.cpu_counted_kernels` counts elements of.
     ``fault``: seconds per byte until the operating system has provided new memory.
@@ -73,6 +75,7 @@ class CpuRates:
     norm: Curve
     kernels: Mapping[str, Curve] = field(default_factory=dict)
     elements: Mapping[str, float] = field(default_factory=dict)
+    repeated: Mapping[str, float] = field(default_factory=dict)
     fault: float = 0.0
 
     def text(self) -> str:
@@ -86,19 +89,28 @@ def rates_from(text: str) -> CpuRates | None:
         if found.pop("format") != FORMAT:
             return None
         call, issue = float(found.pop("call")), float(found.pop("issue"))
-        operators, elements = (
+        operators, elements, repeated = (
             {str(name): float(seconds) for name, seconds in found.pop(which).items()}
-            for which in ("operators", "elements")
+            for which in ("operators", "elements", "repeated")
         )
         kernels, fault = (
             {name: _curve(curve) for name, curve in found.pop("kernels").items()},
             float(found.pop("fault")),
         )
         curves = {name: _curve(curve) for name, curve in found.items()}
-        rates = CpuRates(call, issue, operators, **curves, kernels=kernels, elements=elements, fault=fault)
+        rates = CpuRates(
+            call,
+            issue,
+            operators,
+            **curves,
+            kernels=kernels,
+            elements=elements,
+            repeated=repeated,
+            fault=fault,
+        )
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
-    numbers = (call, issue, *operators.values(), *elements.values())
+    numbers = (call, issue, *operators.values(), *elements.values(), *repeated.values())
     if not all(map(_is_positive, numbers)) or not 0 <= fault < math.inf:
         return None
     return rates if all(map(_is_curve, chain(curves.values(), kernels.values()))) else None
@@ -174,8 +186,11 @@ def without_time_on_cpu(nodes: Sequence[Node]) -> list[Node]:
 def project_on_cpu(nodes: Sequence[Node], rates: CpuRates) -> Projection | None:
     """The time of ``nodes`` on the CPU, in sequence; ``None`` if most of their work is unknown."""
     unknown = without_time_on_cpu(nodes)
-    known = zip(nodes, accesses(nodes))
-    ops = [_timed(node, found, rates) for node, found in known if operator_class(node) != "iterative"]
+    ops = [
+        _timed(node, found, rates, _coldness(distance))
+        for node, found, distance in zip(nodes, accesses(nodes), _since_called(nodes))
+        if operator_class(node) != "iterative"
+    ]
     if not is_enough(ops, unknown):
         return None
     busy = sum(each.seconds for each in ops)
@@ -194,15 +209,44 @@ def _is_timed(node: Node, rates: CpuRates) -> bool:
     return bool(counts) and all(name in rates.elements for name, _ in counts)
 
 
-def _timed(node: Node, found: Sequence[Access], rates: CpuRates) -> OpTime:
+WARM, COLD = 64 * 1024, 2 * 1024**2
+"""Bytes that are touched between two calls of an operator: up to these, the nearest large cache keeps its
+code, and from these on it has lost it. Such caches have 0.25 to 2 MiB."""
+
+
+def _since_called(nodes: Sequence[Node]) -> Iterator[int]:
+    """For each op, the bytes touched since the last call of its operator, in a loop that runs ``nodes``."""
+    sizes = [work_of(node).bytes_moved for node in nodes]
+    touched, last = 0, dict.fromkeys((node.op for node in nodes), -sum(sizes))
+    for node, size in zip(nodes, sizes):
+        yield touched - last[node.op]
+        touched += size
+        last[node.op] = touched
+
+
+def _coldness(distance: int) -> float:
+    """From 0 to 1, how much of an op's code the caches have lost when it is called again."""
+    if distance <= WARM:
+        return 0.0
+    return min(math.log(distance / WARM) / math.log(COLD / WARM), 1.0)
+
+
+def _call(name: str, rates: CpuRates, cold: float) -> float:
+    """Seconds of the overhead of a call."""
+    slow = rates.operators.get(name) or rates.operators.get("add", rates.call)
+    fast = rates.repeated.get(name, slow if name in rates.operators else rates.call)
+    return slow if fast >= slow else fast + cold * (slow - fast)
+
+
+def _timed(node: Node, found: Sequence[Access], rates: CpuRates, cold: float) -> OpTime:
     kind, work = operator_class(node), work_of(node)
     waiting = max(rates.issue - rates.call, 0.0)
     if kind in ("view", "allocation"):
-        return OpTime(node, (rates.call + waiting) / 2, waiting / 2, "launch", work)
+        return OpTime(node, (_call("add", rates, cold) + waiting) / 2, waiting / 2, "launch", work)
     computing = _computing(node, kind, work, rates)
     moving = _moving(node, kind, work, found, rates)
     one_by_one = sum(rates.elements.get(name, 0.0) * count for name, count in counted(node))
-    call = rates.operators.get(short_name(node.op), rates.call)
+    call = _call(short_name(node.op), rates, cold)
     # Rows that are looked up one by one are not found in the cache by prefetching.
     rest = moving + one_by_one if kind == "indexing" else max(moving, one_by_one)
     busy = call + computing + rest
@@ -218,7 +262,7 @@ def _computing(node: Node, kind: OpClass, work: Work, rates: CpuRates) -> float:
     if kind == "convolution":
         return _convolving(node, work, rates)
     if kind == "rnn" and "mkldnn" in short_name(node.op):
-        return work.executed / rate_at(rates.convolution, work.executed) + _recurring(node, rates)
+        return work.executed / rates.convolution[-1][1] + _recurring(node, rates)
     if kind == "batched matmul" and BATCHED in rates.kernels:
         matrix = work.executed / max(math.prod(node.outputs[0].shape[:-2]), 1) if node.outputs else 0
         return work.executed / rate_at(rates.kernels[BATCHED], matrix)
@@ -255,7 +299,7 @@ def _convolving(node: Node, work: Work, rates: CpuRates) -> float:
         if DEPTHWISE in rates.kernels and cpu_convolutions.is_depthwise(node):
             return _of_depthwise(node, work, rates)
         flops = work.executed * cpu_convolutions.padding(node)
-        return flops / rate_at(rates.convolution, flops)
+        return flops / rate_at(rates.convolution, cpu_convolutions.terms(node))
     passes = cpu_convolutions.directions(node)
     curves = [rates.kernels.get(each, rates.matmul) for each in passes]
     count = cpu_convolutions.pixels(node)

@@ -27,6 +27,7 @@ def operators(tensor: New) -> dict[str, Function]:
     _, bag, sizes, empty = aten._embedding_bag.default(a, number, number[:1], False, 1)
     drawn, pairs, masks = tensor(8), [1, 1], [True, True, True]
     return {
+        "add": lambda: a + a,
         "mm": lambda: torch.mm(a, a),
         "addmm": lambda: torch.addmm(b, a, a),
         "bmm": lambda: torch.bmm(a[None], a[None]),

@@ -104,6 +104,7 @@ def test_where_nothing_can_be_written_it_is_said(monkeypatch, tmp_path):
         RATES.text().replace('"operators": {}', '"operators": {"mm": 0}'),
         RATES.text().replace('"kernels": {}', '"kernels": {"sum": [[8, 0]]}'),
         RATES.text().replace('"elements": {}', '"elements": {"exp": 0}'),
+        RATES.text().replace('"repeated": {}', '"repeated": {"mm": -1}'),
         RATES.text().replace('"fault": 0.0', '"fault": -1'),
     ],
 )
@@ -176,6 +177,34 @@ def test_operators_have_their_own_overhead_and_plain_pytorch_waits_for_python():
     assert sum(pair.projected for pair in report.times.ops.values()) == pytest.approx(
         report.projected_seconds
     )
+
+
+def test_calls_take_longer_when_the_caches_have_lost_their_code():
+    rates = replace(RATES, operators={"mm": 9e-6, "add": 5e-6}, repeated={"mm": 2e-6, "add": 1e-6})
+    small, large = torch.ones(4, 4), torch.ones(2**20)
+    seconds = []
+    for between in (1, 2**20):
+        with lazyviz.lazy() as graph, torch.no_grad():
+            for _ in range(3):
+                small @ small
+                large[:between].neg()
+        of_op = {each.node: each for each in project_on_cpu(graph.nodes, rates).ops}
+        busy = [of_op[node].seconds for node in graph.nodes if short_name(node.op) == "mm"]
+        assert busy[0] == busy[1] == busy[2]  # it is a loop
+        seconds.append(busy[0] - 2 * 4**3 / 1e9)
+    assert seconds == pytest.approx([2e-6, 9e-6])
+
+
+def test_sums_of_few_terms_have_their_own_rate():
+    rates = replace(RATES, convolution=((36.0, 1e8), (576.0, 1e9)))
+    seconds = []
+    for channels in (4, 64):
+        x, weight = torch.ones(2, channels, 8, 8), torch.ones(16, channels, 3, 3)
+        with lazyviz.lazy() as graph, torch.no_grad():
+            nn.functional.conv2d(x, weight)
+        (op,) = [each for each in project_on_cpu(graph.nodes, rates).ops if each.work.flops]
+        seconds.append((op.seconds - 1e-6) / op.work.executed)
+    assert seconds == pytest.approx([1e-8, 1e-9])
 
 
 def test_the_ops_of_the_timed_step_are_counted_right():
