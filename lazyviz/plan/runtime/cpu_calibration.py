@@ -106,7 +106,8 @@ def measure() -> CpuRates:
     generator = torch.Generator().manual_seed(0)  # the state of the user's generator does not change
 
     def tensor(*shape: int) -> torch.Tensor:
-        return torch.empty(*shape, device="cpu").uniform_(-1, 1, generator=generator)
+        new = torch.empty(*shape, dtype=torch.float32, device="cpu")
+        return new.uniform_(-1, 1, generator=generator)
 
     with torch.inference_mode(False), torch.no_grad():
         one = tensor(1)
@@ -182,7 +183,7 @@ def _training_step(tensor: New) -> Function:
         layers = [
             layer
             for _ in range(ISSUED_LAYERS)
-            for layer in (torch.nn.Linear(8, 8, device="cpu"), torch.nn.Tanh())
+            for layer in (torch.nn.Linear(8, 8, dtype=torch.float32, device="cpu"), torch.nn.Tanh())
         ]
     model, x = torch.nn.Sequential(*layers), tensor(2, 8)
 

@@ -41,7 +41,7 @@ BATCHED, ATTENTION, ATTENTION_BACKWARD = "batched product", "attention", "attent
 OF_WIDE_DEPTHWISE = "weight gradient of wide depthwise convolution"
 """Name of a rate in FLOPs: for kernels that are wider than three pixels, oneDNN has no fast one."""
 FEW_TERMS = 16
-"""MKL's products over fewer terms wait for each result; measured on CPUs of two vendors."""
+"""Products over fewer terms wait for each result: measured with MKL on an AMD EPYC with AVX-512."""
 _FUNCTIONS = frozenset({"tanh", "tanh_", "sinh", "cosh", "asinh", "acosh", "atanh", "lgamma", "digamma"})
 """Elementwise operators that evaluate long polynomials, like the hyperbolic tangent, and are not timed
 themselves."""
@@ -56,9 +56,9 @@ class CpuRates:
     seconds of some operators on small tensors, by name, called one after another, so that caches have lost
     the code of each; ``repeated``: the same, called again and again.
 
-    The rates of products are by FLOPs, of convolutions by the terms of each sum. The others are by reuse
-    distance, the bytes that are touched between
-    two accesses to the same memory: ``kernels`` has those of some operators, the rest are of classes.
+    The rates of products are by FLOPs, those of convolutions by the terms of each sum. The others are by
+    reuse distance, the bytes that are touched between two accesses to the same memory: ``kernels`` has those
+    of some operators, the rest are of classes.
     ``elements``: seconds per element of kernels that :mod:`.cpu_counted_kernels` counts elements of.
     ``fault``: seconds per byte until the operating system has provided new memory.
     """

@@ -21,7 +21,7 @@ def operators(tensor: New) -> dict[str, Function]:
     a, b, column = tensor(8, 8), tensor(8), tensor(8, 1)
     image, weight = tensor(1, 8, 8, 8), tensor(8, 8, 3, 3)
     number = torch.zeros(8, dtype=torch.long, device="cpu")
-    mean, variance = tensor(8), torch.ones(8, device="cpu")
+    mean, variance = tensor(8), tensor(8).fill_(1)
     aten, generator = torch.ops.aten, torch.Generator().manual_seed(0)
     pooled, places = F.max_pool2d(image, 2, return_indices=True)
     _, bag, sizes, empty = aten._embedding_bag.default(a, number, number[:1], False, 1)
@@ -75,9 +75,9 @@ def operators(tensor: New) -> dict[str, Function]:
 
 def moving_kernels(tensor: New, rows: int) -> dict[str, OfTensors]:
     """Kernels that move memory, by operator, on pairs of tensors of at most ``rows`` rows and 256 columns."""
-    means = torch.zeros(max(rows // 16, 1), 4, device="cpu")
-    b, channel, positive, aten = tensor(256), tensor(8), torch.ones(8, device="cpu"), torch.ops.aten
-    column, masks = torch.ones(rows, 1, device="cpu"), [True, True, True]
+    means = tensor(max(rows // 16, 1), 4).zero_()
+    b, channel, positive, aten = tensor(256), tensor(8), tensor(8).fill_(1), torch.ops.aten
+    column, masks = tensor(rows, 1).fill_(1), [True, True, True]
 
     def image(x: torch.Tensor) -> torch.Tensor:
         return x.view(-1, 8, 2, 256)
@@ -135,7 +135,7 @@ PASSES = {
 
 def counted_kernels(tensor: New) -> Counted:
     """Functions and their numbers of elements, by the names of :mod:`.cpu_counted_kernels`."""
-    return _functions(tensor) | _draws() | _windows(tensor) | _rows(tensor)
+    return _functions(tensor) | _draws(tensor) | _windows(tensor) | _rows(tensor)
 
 
 ELEMENTS = 16 * 1024
@@ -166,8 +166,8 @@ def _functions(tensor: New) -> Counted:
     return {name: (function, ELEMENTS) for name, function in known.items()}
 
 
-def _draws() -> Counted:
-    x, generator = torch.empty(ELEMENTS, device="cpu"), torch.Generator().manual_seed(0)
+def _draws(tensor: New) -> Counted:
+    x, generator = tensor(ELEMENTS), torch.Generator().manual_seed(0)
     known: dict[str, Function] = {
         f"bernoulli_ {USUAL}": lambda: x.bernoulli_(USUAL, generator=generator),
         f"bernoulli_ {RARE}": lambda: x.bernoulli_(RARE, generator=generator),

@@ -78,6 +78,21 @@ def test_calibrating_takes_two_seconds_and_is_kept():
     assert "What limits this step" in plan.explain()
 
 
+def test_calibrating_times_the_usual_dtype_whatever_the_users_default_is(monkeypatch):
+    monkeypatch.setattr(cpu_calibration, "SECONDS", 0.1)
+    torch.set_default_dtype(torch.float64)
+    try:
+        made = cpu_calibration.measure()
+        kernels = cpu_timed_kernels.moving_kernels(lambda *shape: torch.rand(*shape, dtype=torch.float32), 16)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {*made.elements} == {*cpu_timed_kernels.counted_kernels(_tensor)}
+    x = torch.rand(16, 256)
+    for function in kernels.values():
+        result = function(x, x)
+        assert (result[0] if isinstance(result, tuple) else result).dtype == torch.float32
+
+
 def test_a_block_refuses_calibration():
     with lazyviz.lazy(), pytest.raises(RuntimeError, match="outside the block"):
         lazyviz.calibrate()
