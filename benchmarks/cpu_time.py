@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from models.catalog import by_hand
+from models.catalog import by_hand, hugging_face
 from torch import nn
 
 import lazyviz
 from lazyviz.plan.runtime.cpu_op_times import known_rates, project_on_cpu
 from lazyviz.plan.runtime.match_profiler_times_to_ops import compared
 
-RESULTS = Path(__file__).parent / "results" / "cpu_time.json"
 Step = Callable[[], tuple[Any, Any]]
 """A forward pass; returns the output, and the loss."""
 
@@ -79,7 +78,7 @@ def models() -> Iterator[tuple[str, Callable[[], tuple[nn.Module, Step]]]]:
             return model, forward
 
         yield name, of_inputs
-    for name, case in by_hand().items():
+    for name, case in (by_hand() | hugging_face()).items():
 
         def of_case(case: Any = case) -> tuple[nn.Module, Step]:
             model, batch = case.make(), case.batch()
@@ -162,7 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", default="")
-    parser.add_argument("--json", type=Path, help=f"write the results, for example to {RESULTS.name}")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as kept:

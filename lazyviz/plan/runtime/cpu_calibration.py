@@ -26,6 +26,7 @@ from .cpu_op_times import (
     WEIGHTS,
     CpuRates,
     Curve,
+    bytes_of_cube,
     rate_at,
 )
 from .cpu_timed_kernels import PASSES, Function, New, counted_kernels, moving_kernels, operators
@@ -238,16 +239,18 @@ def _image_rates(
         flops, moved = work(*shape)
         taken = _net(seconds[shape], call)
         found.append((terms, flops / max(taken - moved * per_byte, taken / 2)))
-    few, more = work(*AT_POINTS)
-    left = _net(seconds[AT_POINTS], call) - few / found[-1][1]
-    pointwise = more / max(left, 0.01 * seconds[AT_POINTS])
-    few, more = work(*WEIGHING)
+
+    def without_products(shape: tuple[int, int, int, int, int]) -> float:
+        return _net(seconds[shape], call) - work(*shape)[0] / found[-1][1]
+
+    images = work(*AT_POINTS)[1]
+    pointwise = max(without_products(AT_POINTS), 0.01 * seconds[AT_POINTS])
     weights = 4.0 * WEIGHING[1] * WEIGHING[2] * WEIGHING[4] ** 2
-    left = _net(seconds[WEIGHING], call) - few / found[-1][1] - more * per_byte
+    converting = without_products(WEIGHING) - work(*WEIGHING)[1] * per_byte
     return tuple(found), {
-        "convolution": ((more, 1 / per_byte),),
-        POINTWISE: ((more, pointwise),),
-        WEIGHTS: ((weights, weights / max(left, 0.01 * seconds[WEIGHING])),),
+        "convolution": ((images, 1 / per_byte),),
+        POINTWISE: ((images, images / pointwise),),
+        WEIGHTS: ((weights, weights / max(converting, 0.01 * seconds[WEIGHING])),),
     }
 
 
@@ -269,8 +272,7 @@ def _rates_of_bytes(seconds: Mapping[str, float], matmul: Curve) -> dict[str, Cu
     def left(name: str, shape: tuple[int, int, int]) -> tuple[float, float]:
         rows, terms, columns = shape
         flops = 2.0 * rows * terms * columns
-        cube = 3 * (flops / 2) ** (2 / 3)
-        more = 4 * (rows * terms + terms * columns + rows * columns - cube)
+        more = 4 * (rows * terms + terms * columns + rows * columns) - bytes_of_cube(flops)
         return more, max(seconds[name] - flops / rate_at(matmul, flops), 0.01 * seconds[name])
 
     more, thin = left(THIN, THIN_SHAPE)

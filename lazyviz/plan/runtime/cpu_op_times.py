@@ -344,8 +344,7 @@ def _of_thin_product(node: Node, work: Work, found: Sequence[Access], rates: Cpu
 
     Its operands are larger, so each of their bytes is used less often.
     """
-    cube = 3 * (work.flops / 2) ** (2 / 3) * _ITEMSIZE
-    more = max(sum(each.nbytes for each in found) - cube, 0.0)
+    more = max(sum(each.nbytes for each in found) - bytes_of_cube(work.flops), 0.0)
     seconds = more / rates.kernels[THIN][0][1] if THIN in rates.kernels else 0.0
     matrices = [value.shape for value in node.inputs if len(value.shape) > 1][-2:]
     if OUTER in rates.kernels and matrices and 1 < matrices[0][-1] < FEW_TERMS:
@@ -354,7 +353,9 @@ def _of_thin_product(node: Node, work: Work, found: Sequence[Access], rates: Cpu
     return seconds
 
 
-_ITEMSIZE = 4  # bytes of the elements with which products are timed
+def bytes_of_cube(flops: float) -> float:
+    """Bytes of the operands and the result of a product of square matrices in float32 with ``flops``."""
+    return 3 * 4 * (flops / 2) ** (2 / 3)
 
 
 def _seconds_per_byte(curve: Curve, found: Sequence[Access]) -> float:

@@ -343,7 +343,8 @@ def test_products_with_few_rows_wait_for_their_operands():
     assert slow[1] - fast[1] == pytest.approx(more / 1e8 + 4 * 256 * 256 / 1e7)
 
 
-def test_small_images_are_multiplied_one_by_one_at_their_own_rate():
+def test_small_images_are_multiplied_one_by_one_at_their_own_rate(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # with more, oneDNN convolves them
     of_pixels = {cpu_convolutions.FORWARD: ((4.0, 1e7), (36.0, 1e9))}
     rates = replace(RATES, kernels=of_pixels)
     seconds = []
@@ -351,8 +352,7 @@ def test_small_images_are_multiplied_one_by_one_at_their_own_rate():
         with lazyviz.lazy() as graph, torch.no_grad():
             nn.functional.conv2d(torch.ones(1, 8, size, size), torch.ones(8, 8, 1, 1))
         seconds += [each.seconds for each in project_on_cpu(graph.nodes, rates).ops if each.work.flops]
-    if torch.get_num_threads() == 1:  # otherwise oneDNN computes them
-        assert seconds == pytest.approx([1e-6 + 2 * 64 * 4 / 1e7, 1e-6 + 2 * 64 * 36 / 1e9])
+    assert seconds == pytest.approx([1e-6 + 2 * 64 * 4 / 1e7, 1e-6 + 2 * 64 * 36 / 1e9])
 
 
 def test_heads_of_attention_have_their_own_rates():
