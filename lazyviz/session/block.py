@@ -327,6 +327,8 @@ class LazyBlock(Transaction, Generic[G]):
         """Name tensors and modules after variables, which inspects the contents of objects."""
         names, place = self.options.names, self.ends_in
         self.ends_in = None
+        if self.graph is not None and not self.graph.ir.nodes and not tape.pending:
+            return  # as at the end of a loop whose last iterations were not recorded
         if names is None and isinstance(place, Mapping):
             names = place
         frame: Any = sys._getframe() if place is None else place

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sized
+from contextlib import nullcontext
+from functools import partial
 from types import FrameType
 from typing import Generic, TypeVar
 
@@ -58,9 +60,12 @@ class Rounds:
         if graph is None or not graph.nodes:
             return
         known = self._repetition.known(graph) if self._repetition is not None else None
-        self._block.renew(self.evaluate, place if known is not None else None)
-        if known is not None:
-            self._suspend(known)
+        if known is None:
+            self._block.renew(self.evaluate)
+            return
+        # The next iteration is not recorded, so there is nothing to do while this one runs.
+        self._block.renew(partial(self.evaluate, wait=True), place)
+        self._suspend(known)
 
     def _suspend(self, known: Program) -> None:
         """Let the next iteration run in eager mode, unless something is still pending."""
@@ -100,9 +105,9 @@ class Rounds:
             f"{count} ran in eager mode, with the ops of those recorded; the graph is the last recorded one."
         )
 
-    def evaluate(self, graph: LazyGraph) -> None:
+    def evaluate(self, graph: LazyGraph, wait: bool = False) -> None:
         self.graph, self._run = graph, None
-        if self._wait:
+        if wait or self._wait:
             graph.evaluate()
         else:
             self._run = graph.evaluate(wait=False)
@@ -155,7 +160,8 @@ class steps(Generic[T]):
             dropped.
         rounds: the number of finished iterations.
         unrecorded: how many of them ran in eager mode.
-        waited: why the last evaluation was synchronous although ``wait`` is False, if it was.
+        waited: why the last evaluation was synchronous although ``wait`` is False, if it was. It is
+            ``None`` if the next iteration runs in eager mode, so that there was nothing to record meanwhile.
 
     Raises:
         ValueError: the device is a GPU that is not on this machine; record one iteration with
@@ -236,7 +242,7 @@ class steps(Generic[T]):
 def unrecorded(items: Iterator[T]) -> Iterator[T]:
     """``items``, without recording the ops of the iterator itself."""
     while True:
-        with tape.recording.paused():
+        with nullcontext() if tape.recording.graph is None else tape.recording.paused():
             try:
                 item = next(items)
             except StopIteration:

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...execute.lru_cache import LRUCache
-from ...graph.ir import RAN_AT_ONCE, Node
+from ...graph.ir import RAN_AT_ONCE, Node, TensorMeta
 from ...plan.remat.recompute_candidates import is_view
 from ...torch_internals import op_stream
+from ...torch_internals.private_api import OpOverload
 from .. import evaluation
 from ..block import Options
 from ..lazy_graph import LazyGraph
@@ -29,6 +30,7 @@ _MOST_KEPT = 64  # programs
 class Program:
     """The ops of iterations that were recorded, and their calls in eager mode once they were observed."""
 
+    key: object  # what the identities in the program's key are of, kept alive
     recorded: int = 0
     observed: int = 0
     calls: op_stream.Stream | None = None
@@ -127,15 +129,19 @@ def stop_observing() -> None:
 
 def program_of(nodes: Iterable[Node]) -> Program | None:
     """The program with these ops, shapes, and dtypes; ``None`` if an op failed or represents other code."""
-    ops = []
+    ops: list[OpOverload] = []
+    metas: list[TensorMeta] = []  # equal metadata is the same object
     for node in nodes:
-        if node.op._schema.name == RAN_AT_ONCE or node.error is not None:
+        if node.error is not None:
             return None
-        ops.append((node.op, tuple((value.shape, value.dtype) for value in node.outputs)))
-    key = len(ops), hash(tuple(ops))
+        ops.append(node.op)
+        metas += [value.meta for value in node.outputs]
+    key = hash(tuple(map(id, ops))), hash(tuple(map(id, metas)))
     found = programs.get(key)
     if found is None:
-        programs[key] = found = Program()
+        if any(op._schema.name == RAN_AT_ONCE for op in ops):
+            return None
+        programs[key] = found = Program((ops, metas))
     return found
 
 

@@ -1,8 +1,8 @@
 // The stream of operator calls that a thread makes in eager mode, compared with an earlier one.
 //
 // PyTorch calls a RecordFunction callback for each call that passes the dispatcher, as for its profiler; nothing else
-// about the call changes. A stream keeps a hash of each call's name and of the shapes and dtypes of its tensors, but for
-// reads of numbers.
+// about the call changes. A stream keeps each call's name, and a hash of the shapes and dtypes of its tensors, but for reads
+// of numbers.
 //
 // Compiled for the installed PyTorch; lazyviz works the same without it.
 
@@ -13,10 +13,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -27,13 +27,11 @@
 namespace {
 
 struct Call {
-  uint64_t name, tensors;
+  std::string name;
+  uint64_t tensors;  // 0 in a stream of names
 };
 
-struct Stream {
-  std::vector<Call> calls;
-  std::vector<std::string> names;
-};
+using Stream = std::vector<Call>;
 
 struct Observation {
   unsigned long thread;
@@ -57,18 +55,10 @@ void uninstall() {
   if (const at::CallbackHandle handle = std::exchange(installed, 0)) at::removeCallback(handle);
 }
 
-// FNV-1a: names of calls may be temporary strings.
-uint64_t hash_of(const char* text) {
-  uint64_t hash = 14695981039346656037ULL;
-  for (; *text; ++text) hash = (hash ^ static_cast<unsigned char>(*text)) * 1099511628211ULL;
-  return hash;
-}
-
 // Calls that read a number: a loop that logs its loss now and then makes the same ops in each iteration.
-bool reads_a_number(uint64_t name) {
-  static const uint64_t ITEM = hash_of("aten::item"), DENSE = hash_of("aten::_local_scalar_dense"),
-                        NONZERO = hash_of("aten::is_nonzero");
-  return name == ITEM || name == DENSE || name == NONZERO;
+bool reads_a_number(const char* name) {
+  return !std::strcmp(name, "aten::item") || !std::strcmp(name, "aten::_local_scalar_dense") ||
+         !std::strcmp(name, "aten::is_nonzero");
 }
 
 uint64_t mixed(uint64_t hash, uint64_t value) {
@@ -101,15 +91,19 @@ uint64_t hash_of(c10::ArrayRef<const c10::IValue> inputs) {
   return hash;
 }
 
-// `now` is the next call. The lock is held.
-void add(Observation& seen, const Call& now, const char* name) {
-  std::vector<Call>& calls = seen.stream->calls;
-  if (!seen.compares) {
-    calls.push_back(now);
-    seen.stream->names.emplace_back(name);
-  } else if (seen.at < calls.size() && calls[seen.at].name == now.name &&
-             (!seen.tensors || calls[seen.at].tensors == now.tensors)) {
+// Takes the next call. The lock is held. Names are compared as text, since they may be temporary strings.
+template <bool TENSORS>
+void add(Observation& seen, const at::RecordFunction& call) {
+  const char* name = call.name();
+  const uint64_t tensors = TENSORS ? hash_of(call.inputs()) : 0;
+  Stream& calls = *seen.stream;
+  if (seen.compares && seen.at < calls.size() && calls[seen.at].name == name &&
+      (!TENSORS || calls[seen.at].tensors == tensors)) {
     ++seen.at;
+  } else if (reads_a_number(name)) {
+    return;
+  } else if (!seen.compares) {
+    calls.push_back({name, tensors});
   } else {
     seen.same = false;
     wanted = false;
@@ -119,10 +113,8 @@ void add(Observation& seen, const Call& now, const char* name) {
 template <bool TENSORS>
 std::unique_ptr<at::ObserverContext> called(const at::RecordFunction& call) {
   if (!wanted) return nullptr;
-  const Call now{hash_of(call.name()), TENSORS ? hash_of(call.inputs()) : 0};
-  if (reads_a_number(now.name)) return nullptr;
   const std::lock_guard<std::mutex> guard(lock);
-  if (current != nullptr && current->same && current->tensors == TENSORS) add(*current, now, call.name());
+  if (current != nullptr && current->same && current->tensors == TENSORS) add<TENSORS>(*current, call);
   return nullptr;
 }
 
@@ -170,7 +162,7 @@ PyObject* end(PyObject*, PyObject*) {
   }
   uninstall();
   if (ended == nullptr) Py_RETURN_NONE;
-  if (ended->compares) return PyBool_FromLong(ended->same && ended->at == ended->stream->calls.size());
+  if (ended->compares) return PyBool_FromLong(ended->same && ended->at == ended->stream->size());
   return PyCapsule_New(new std::shared_ptr<Stream>(ended->stream), STREAM, [](PyObject* capsule) {
     delete static_cast<std::shared_ptr<Stream>*>(PyCapsule_GetPointer(capsule, STREAM));
   });
@@ -184,11 +176,12 @@ PyObject* thread(PyObject*, PyObject*) {
 PyObject* names(PyObject*, PyObject* capsule) {
   const std::shared_ptr<Stream>* stream = stream_in(capsule);
   if (stream == nullptr) return nullptr;
-  const std::vector<std::string>& all = (*stream)->names;
-  PyObject* list = PyList_New(static_cast<Py_ssize_t>(all.size()));
+  const Stream& calls = **stream;
+  PyObject* list = PyList_New(static_cast<Py_ssize_t>(calls.size()));
   if (list == nullptr) return nullptr;
-  for (size_t at = 0; at < all.size(); ++at) {
-    PyObject* name = PyUnicode_FromStringAndSize(all[at].data(), static_cast<Py_ssize_t>(all[at].size()));
+  for (size_t at = 0; at < calls.size(); ++at) {
+    const std::string& text = calls[at].name;
+    PyObject* name = PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size()));
     if (name == nullptr) {
       Py_DECREF(list);
       return nullptr;

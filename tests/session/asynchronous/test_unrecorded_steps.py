@@ -74,6 +74,21 @@ def test_the_iteration_after_one_with_other_ops_is_recorded() -> None:
     assert loop.graph is not None and len(loop.graph.nodes) == 3
 
 
+def test_only_iterations_beside_a_recorded_one_run_on_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = []
+    evaluate = lazyviz.LazyGraph.evaluate
+
+    def noted(graph: lazyviz.LazyGraph, *args: Any, wait: bool = True, **options: Any) -> Any:
+        waits.append(wait)
+        return evaluate(graph, *args, wait=wait, **options)
+
+    monkeypatch.setattr(lazyviz.LazyGraph, "evaluate", noted)
+    loop = lazyviz.steps(range(RECORDED + 4))
+    doubled(loop, lambda _, x: x)
+    assert waits == [False] * (RECORDED - 1) + [True]
+    assert loop.unrecorded == 4 and loop.waited is None
+
+
 def test_a_read_now_and_then_is_no_other_program() -> None:
     loop, x, seen = lazyviz.steps(range(40)), torch.ones(3), []
     for number in loop:
