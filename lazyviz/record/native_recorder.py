@@ -28,7 +28,7 @@ from . import backward_nodes, constant_folding, dependency_closure, intercept_op
 from .constant_folding import is_given
 from .intercept_ops_outside_blocks import count_writes, written_tensors
 from .interception import attribute_patches
-from .interception.observers_of_deferred_writes import Unexamined
+from .interception.observers_of_deferred_writes import MemoryHolders, Unexamined, are_ordinary
 from .interception.register_optimizer_step_hooks import OptimizerSteps
 from .item_and_bool_reads import number_in, raise_from_read
 from .lazy_tensor import MOST_TENSORS, LazyParameter, LazyTensor, Wrappers, wrap
@@ -73,6 +73,7 @@ IN_PYTHON = (
     module_calls_and_phases.ScopePatches.module_call_of,
     module_calls_and_phases.content_of,
     attribute_patches.exchange,
+    are_ordinary,
     dependency_closure.Search.closure,
     dependency_closure.Search.graph_of,
     constant_folding.Search.is_unknown,
@@ -202,6 +203,7 @@ def _replacements(accelerator: Any, dispatch: Any) -> tuple[Any, ...]:
         accelerator.module_call_of,
         accelerator.content_of,
         accelerator.exchange,
+        accelerator.are_ordinary,
         accelerator.closure,
         accelerator.graph_of,
         accelerator.is_unknown,
@@ -255,11 +257,12 @@ def use(compiled: bool) -> bool:
     """Record with the compiled module, or in Python, from the next block on; returns which one is active."""
     global active
     ways = _ways if compiled and _ways is not None else IN_PYTHON
-    dispatch, module_call_of, content_of, exchange, closure, graph_of, is_unknown, *methods = ways
+    dispatch, module_call_of, content_of, exchange, ordinary, closure, graph_of, is_unknown, *methods = ways
     RecorderMode.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
     module_calls_and_phases.ScopePatches.module_call_of = staticmethod(module_call_of)
     module_calls_and_phases.Root.content_of = staticmethod(content_of)
     attribute_patches.Patches.exchange = staticmethod(exchange)
+    MemoryHolders.are_ordinary = staticmethod(ordinary)
     dependency_closure.Search.closure = staticmethod(closure)
     dependency_closure.Search.graph_of = staticmethod(graph_of)
     constant_folding.Search.is_unknown = staticmethod(is_unknown)

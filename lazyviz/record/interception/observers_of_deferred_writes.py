@@ -97,12 +97,22 @@ class Runs(Protocol):
     def sync(self, cause: str, needed: Iterable[Any]) -> None: ...
 
 
+def are_ordinary(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether all are tensors on the CPU with memory that only PyTorch has had."""
+    return all(
+        storage_ownership.address_of(tensor) is not None and storage_ownership.is_ordinary(tensor)
+        for tensor in tensors
+    )
+
+
 class MemoryHolders:
     """The holders of the memory of the program's tensors.
 
     ``exported`` has the exports that were observed, by address of the storage: weak references to the
     exported tensors.
     """
+
+    are_ordinary = staticmethod(are_ordinary)  # :mod:`lazyviz.record.native_recorder` has a compiled form
 
     def __init__(self, memory: KnownMemory, recording: Recording, runs: Runs) -> None:
         self._memory, self.recording, self._runs = memory, recording, runs
@@ -152,7 +162,16 @@ class MemoryHolders:
     def note_module_call(self, module: torch.nn.Module) -> None:
         """A block calls an outermost module for the first time, so no call refers to its parameters yet."""
         with private_api.no_function_modes():
-            for tensor in (*module.parameters(), *module.buffers()):
+            tensors = [
+                tensor
+                for part in torch.nn.Module.modules(module)
+                for held in (part._parameters, part._buffers)
+                for tensor in held.values()
+                if tensor is not None
+            ]
+            if self.are_ordinary(tensors):
+                return
+            for tensor in tensors:
                 if storage_ownership.address_of(tensor) is not None and self.holder(tensor) is UNKNOWN:
                     self.examine([])
                     return

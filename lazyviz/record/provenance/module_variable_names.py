@@ -52,8 +52,7 @@ def _name_roots(roots: Iterable[ModuleRoot], variables: Mapping[str, Any]) -> No
     wanted = {id(module): root for root in roots if root.module and (module := root.module()) is not None}
     if not wanted:
         return
-    every = list(_modules(variables))
-    found = _without_loop_variables(every, wanted)
+    found = _without_loop_variables(_until_found(_modules(variables), wanted), wanted)
     for expression, module in reversed(found):  # the first expression for a module counts
         if (root := wanted.get(id(module))) is not None and expression != root.variable:
             root.call(expression, "", root.facts)
@@ -131,6 +130,25 @@ def name_weights(nameless: dict[int, TrackedStorage], variables: Mapping[str, An
                     storage.name = OwnedName(f"{path}.{key}" if path else key, root)
 
 
+def _until_found(
+    modules: Iterable[tuple[str, torch.nn.Module, Any]], wanted: Iterable[int]
+) -> list[tuple[str, torch.nn.Module, Any]]:
+    """``modules`` until each of the ``wanted`` ones was among them; all of them if one is the item of a list,
+    whose other items count as well.
+    """
+    found = []
+    left = set(wanted)
+    stops = True
+    for each in modules:
+        found.append(each)
+        if id(each[1]) in left:
+            left.remove(id(each[1]))
+            stops &= each[2] is None
+            if stops and not left:
+                break
+    return found
+
+
 def _without_loop_variables(
     found: Iterable[tuple[str, torch.nn.Module, Any]], wanted: Iterable[int]
 ) -> list[tuple[str, torch.nn.Module]]:
@@ -203,6 +221,8 @@ def _parts(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
 
 def _elements(weight: Any) -> int:
     """The number of elements of an initialized weight."""
+    if type(weight) is torch.nn.Parameter:
+        return weight.numel()
     counts = isinstance(weight, torch.Tensor) and not torch.nn.parameter.is_lazy(weight)
     return weight.numel() if counts else 0
 
@@ -211,29 +231,32 @@ def _modules(variables: Mapping[str, Any]) -> Iterator[tuple[str, torch.nn.Modul
     """(Expression, module, what has it as an item) of modules that variables refer to, then of those inside
     of lists, dictionaries, and objects that variables refer to.
     """
-    level = [
+    level: list[tuple[str, Any, Any]] = [
         (name, content, None)
         for name, content in list(variables.items())
         if name and not name.startswith("_")
     ]
     room = MAX_ITEMS
     seen: set[int] = set()
-    for _ in range(MAX_DEPTH):
-        below: list[tuple[str, Any, Any]] = []
+    for depth in range(MAX_DEPTH):
+        others: list[tuple[str, Any]] = []
         for expression, content, holder in level:
-            if issubclass(type(content), torch.nn.Module):
-                # Otherwise it was not initialized.
-                if "_modules" in vars(content):
-                    yield expression, content, holder
-            elif room > 0 and id(content) not in seen:
+            if not issubclass(type(content), torch.nn.Module):
+                others.append((expression, content))
+            elif "_modules" in vars(content):  # otherwise it was not initialized
+                yield expression, content, holder
+        if depth == MAX_DEPTH - 1:
+            return
+        level = []
+        for expression, content in others:  # only now, because nobody may need them
+            if room > 0 and id(content) not in seen:
                 children = list(_items(expression, content))[:room]
                 if children:
                     seen.add(id(content))
                     room -= len(children)
                     # Each attribute of an object counts as a separate variable.
                     of = content if isinstance(content, (list, tuple, dict)) else None
-                    below += [(*child, of) for child in children]
-        level = below
+                    level += [(*child, of) for child in children]
 
 
 def _attributes(content: Any) -> Any:

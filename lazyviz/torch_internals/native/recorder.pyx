@@ -2448,6 +2448,18 @@ def exchange(tuple changes, bint back):
     return True
 
 
+def are_ordinary(tensors):
+    """``lazyviz.record.interception.observers_of_deferred_writes.are_ordinary``; False also if Python has to
+    find out.
+    """
+    for tensor in <list> tensors:
+        if (type(tensor) is not Tensor and type(tensor) is not Parameter) or (
+            quick.fixed_nbytes(<PyObject *> tensor) < 0
+        ):
+            return False
+    return True
+
+
 cdef bint holds_still(object known, object module) except -1:
     """``Root.holds``, without creating a list of its content."""
     cdef list references = known._modules, content = known._content

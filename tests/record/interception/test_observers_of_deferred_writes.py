@@ -15,6 +15,7 @@ from safetensors.numpy import load_file as load_arrays
 from safetensors.torch import load, load_file, save, save_file
 
 import lazyviz
+from lazyviz.record import native_recorder
 from lazyviz.record.interception import observers_of_deferred_writes
 
 from ...bit_equality import difference
@@ -971,3 +972,27 @@ def test_nothing_of_pytorch_is_replaced_after_what_was_known_is_gone(tmp_path):
         torch.ones(2) + 1
     graph.evaluate()
     assert torch.Tensor.numpy is before
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_memory_that_only_pytorch_has_had_is_ordinary(compiled):
+    before = native_recorder.active
+    native_recorder.use(compiled)
+    try:
+        ordinary = observers_of_deferred_writes.MemoryHolders.are_ordinary
+        plain = [four(), parameter_of(four()), four()[1:], four().t(), torch.empty(0)]
+        assert ordinary([]) and ordinary(plain)
+        exposed = four()
+        exposed.numpy()
+        others = [
+            exposed,
+            torch.from_numpy(np.zeros(4)),
+            four().share_memory_(),
+            torch.ones(2).to_sparse(),
+            torch.ones(2, device="meta"),
+            parameter_of(torch.from_numpy(np.zeros(4, np.float32))),
+        ]
+        for other in others:
+            assert not ordinary([*plain, other])
+    finally:
+        native_recorder.use(before)

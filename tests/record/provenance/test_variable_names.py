@@ -12,7 +12,7 @@ from torch import nn
 
 import lazyviz
 from lazyviz.graph.modules import full_name
-from lazyviz.record.provenance import variable_names
+from lazyviz.record.provenance import module_variable_names, variable_names
 
 
 def variables(graph) -> list[tuple[str, ...]]:
@@ -248,3 +248,24 @@ def test_global_models_of_a_function_that_opens_a_block_are_named():
         second_global(first_global(torch.ones(2, 4))).sum().backward()
     names = {full_name(each.name) for each in graph.ir.storages if each.role == "parameter"}
     assert names == {f"{net}_global.{part}" for net in ("first", "second") for part in ("weight", "bias")}
+
+
+def test_other_variables_are_searched_for_modules_only_if_one_has_no_variable(monkeypatch):
+    searched = []
+    items = module_variable_names._items
+
+    def noted(expression, content):
+        searched.append(expression)
+        return items(expression, content)
+
+    monkeypatch.setattr(module_variable_names, "_items", noted)
+    thing = SimpleNamespace(net=nn.Linear(4, 2))
+    model, table = nn.Linear(4, 4), {"net": thing.net}
+    names = {"table": table, "model": model, "thing": thing}
+    with lazyviz.lazy(names=names) as graph:
+        model(torch.ones(2, 4))
+    assert {node.root.variable for node in graph.nodes if node.root} == {"model"} and not searched
+    with lazyviz.lazy(names=names) as graph:
+        thing.net(model(torch.ones(2, 4)))
+    assert [node.root.variable for node in graph.nodes if node.root][-1] == "table['net']"
+    assert searched[:2] == ["table", "thing"]
