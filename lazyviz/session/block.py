@@ -125,6 +125,7 @@ class LazyBlock(Transaction, Generic[G]):
         self.begins_in: FrameType | None = None
         self.ends_in: FrameType | Mapping[str, Any] | None = None
         self._unaccounted = False
+        self._is_suspended = False
 
     def _recreate_cm(self) -> LazyBlock[G]:  # each call of a function that it decorates is a block
         return LazyBlock(self._make, replace(self.options))
@@ -229,7 +230,7 @@ class LazyBlock(Transaction, Generic[G]):
         with CriticalSection():
             self._unpublish()
             _stop_watching()
-            self._unaccounted = False
+            self._unaccounted, self._is_suspended = False, True
         evaluation.latest = weakref.ref(shown)
 
     def resume(self) -> None:
@@ -239,7 +240,7 @@ class LazyBlock(Transaction, Generic[G]):
             return
         with CriticalSection():
             self._watch()
-            self._unaccounted = True
+            self._unaccounted, self._is_suspended = True, False
             _open.append(self)
             _publish()
         self._start = time.perf_counter()
@@ -327,8 +328,8 @@ class LazyBlock(Transaction, Generic[G]):
         """Name tensors and modules after variables, which inspects the contents of objects."""
         names, place = self.options.names, self.ends_in
         self.ends_in = None
-        if self.graph is not None and not self.graph.ir.nodes and not tape.pending:
-            return  # as at the end of a loop whose last iterations were not recorded
+        if self._is_suspended:
+            return  # nothing was recorded after the last graph, which has its names
         if names is None and isinstance(place, Mapping):
             names = place
         frame: Any = sys._getframe() if place is None else place

@@ -29,6 +29,10 @@ _PHASES: dict[str, Phase] = {
     os.path.join(TORCH, "nn", "parameter.py"): "other",
     os.path.join(TORCH, "autograd", "__init__.py"): "backward",
 }
+# Functions of files that lead to ops of other phases as well: `Module.to` and `half` convert weights there.
+_PHASES_OF_FUNCTIONS: dict[tuple[str, str], Phase] = {
+    (os.path.join(TORCH, "nn", "modules", "module.py"), "_apply"): "other",
+}
 # Library code that does not show what reads a value: code that leads to a dispatch mode, Python's own
 # modules.
 _STDLIB = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib")})
@@ -70,9 +74,12 @@ def is_reader(filename: str) -> bool:
     return filename.startswith(_SITE) or not filename.startswith(_STDLIB)
 
 
-def _kind(filename: str) -> bool | Phase:
+def _kind(code: CodeType) -> bool | Phase:
+    filename = code.co_filename
     if is_user_file(filename):
         return True
+    if (phase := _PHASES_OF_FUNCTIONS.get((filename, code.co_name))) is not None:
+        return phase
     return next((phase for prefix, phase in _PHASES.items() if filename.startswith(prefix)), False)
 
 
@@ -217,7 +224,7 @@ class SourceFinder:
             self._kinds[id(code)] = False
             self._codes.append(code)
             return False
-        kind = _kind(code.co_filename)
+        kind = _kind(code)
         cell = self.parts.get(code.co_filename)
         if cell is None and kind is False and self.cell is not None and self.cell.has(code):
             cell = self.cell
