@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -82,6 +83,17 @@ def test_building_a_model_is_no_forward_phase():
     with lazyviz.lazy() as graph:
         nn.Linear(3, 3)
     assert {node.phase for node in graph.nodes} == {"other"}
+
+
+@pytest.mark.parametrize("convert", [nn.Module.double, lambda model: model.to("cuda")])
+def test_converting_a_model_s_weights_is_no_pass(convert):
+    with lazyviz.lazy(device="A100-80GB") as graph:
+        model = convert(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.LSTM(3, 2)))
+        x = torch.ones(4, 3, dtype=model[0].weight.dtype, device=model[0].weight.device)
+        model(x.requires_grad_())[0].sum().backward()
+    converted = [node for node in graph.nodes if node.op._schema.name == "aten::_to_copy"]
+    assert len(converted) >= 10 and {node.phase for node in converted} == {"other"}
+    assert {node.phase for node in graph.nodes if node.module == "0" and node.forward is None} == {"forward"}
 
 
 def test_module_call_is_restored_and_exceptions_unwind_scopes():
