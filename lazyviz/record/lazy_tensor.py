@@ -11,6 +11,7 @@ import torch
 
 from ..graph.ir import Failure, TensorMeta, failure_of
 from ..torch_internals import dispatcher_bypasses, fake_cuda_devices, private_api
+from .interception.attribute_dictionary import Attributes, own_attributes, set_attributes, set_own_attributes
 from .lazy_tensors_of_user_classes import PendingClass, pending_class
 from .tracked_storages import FORGOTTEN, TensorRef, TrackedValue
 
@@ -33,7 +34,7 @@ MOST_TENSORS = 8
 
 
 def _device_of(tensor: Any) -> torch.device:
-    value = tensor.__dict__.get("_lazyviz")
+    value = own_attributes(tensor).get("_lazyviz")
     if value is None:  # not tied to its value yet
         return fake_cuda_devices.stands_for(_device_below(tensor))
     device: torch.device = value.meta.device
@@ -77,15 +78,19 @@ class LazyTensor(torch.Tensor, metaclass=PendingClass):
     @property
     def _is_param(self) -> bool:
         """How ``nn.Parameter`` marks a tensor whose class it cannot set."""
-        return bool(self.__dict__.get("_is_param", False))
+        return bool(own_attributes(self).get("_is_param", False))
 
     @_is_param.setter
     def _is_param(self, is_param: bool) -> None:
-        self.__dict__["_is_param"] = is_param
+        own_attributes(self)["_is_param"] = is_param
         # Other code than nn.Parameter marks tensors with a history, too: they stay tensors.
         if type(self) is LazyTensor or type(self) is LazyParameter:
             private_api.set_class(self, LazyParameter if is_param and self.is_leaf else LazyTensor)
-        if is_param and (value := self.__dict__.get("_lazyviz")) is not None and value.storage.role is None:
+        if (
+            is_param
+            and (value := own_attributes(self).get("_lazyviz")) is not None
+            and value.storage.role is None
+        ):
             value.storage.role = "parameter"
 
     def detach(self) -> torch.Tensor:
@@ -105,6 +110,15 @@ class LazyTensor(torch.Tensor, metaclass=PendingClass):
             take_class(self, cls)
 
     __class__ = property(type, _become)
+
+    def _lazyviz_attributes(self) -> dict[str, Any]:
+        own = own_attributes(self)
+        return own if id(self) in being_swapped else Attributes(own)
+
+    def _lazyviz_set_attributes(self, attributes: dict[str, Any]) -> None:
+        (set_own_attributes if id(self) in being_swapped else set_attributes)(self, attributes)
+
+    __dict__ = property(_lazyviz_attributes, _lazyviz_set_attributes)
 
     # C++ reports wrong properties for tensors on a planned, absent device.
 
@@ -253,7 +267,7 @@ def lazy_class(cls: type[torch.Tensor]) -> type[torch.Tensor] | None:
 def take_class(tensor: torch.Tensor, cls: type[torch.Tensor]) -> None:
     """Remember that the pending ``tensor`` will have class ``cls`` once it is real."""
     private_api.set_class(tensor, lazy_class(cls) or LazyTensor)
-    attributes = tensor.__dict__
+    attributes = own_attributes(tensor)
     attributes["_lazyviz_class"] = cls
     attributes.pop("_is_param", None)
     if issubclass(cls, torch.nn.Parameter):
@@ -264,7 +278,7 @@ def class_of(tensor: torch.Tensor) -> type[torch.Tensor]:
     """The class of ``tensor``; for a pending tensor, the class that it will have."""
     if not is_lazy(tensor):
         return type(tensor)
-    attributes = tensor.__dict__
+    attributes = own_attributes(tensor)
     cls: type[torch.Tensor] | None = attributes.get("_lazyviz_class")
     if cls is None:
         # nn.Parameter marks wrapper subclasses with `_is_param` instead of setting their class. Other code
@@ -288,7 +302,7 @@ def is_plain_class(tensor: object) -> bool:
 
 def make_real(tensor: torch.Tensor, real: torch.Tensor) -> None:
     """Turn the user's pending ``tensor`` into an ordinary one on ``real``'s memory."""
-    attributes = tensor.__dict__
+    attributes = own_attributes(tensor)
     cls = class_of(tensor)
     if _STAND_INS:  # it may only be planned
         with fake_cuda_devices.as_on_cpu(tensor):
@@ -303,7 +317,7 @@ def make_real(tensor: torch.Tensor, real: torch.Tensor) -> None:
 
 def is_pending(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` is a lazy tensor that has not been evaluated."""
-    return is_lazy(tensor) or "_lazyviz" in tensor.__dict__
+    return is_lazy(tensor) or "_lazyviz" in own_attributes(tensor)
 
 
 def is_plain_memory(tensor: torch.Tensor) -> bool:

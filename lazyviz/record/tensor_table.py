@@ -9,6 +9,7 @@ import torch
 
 from ..graph.ir import Graph
 from ..torch_internals import private_api, storage_ownership
+from .interception.attribute_dictionary import own_attributes
 from .recording_state import RecordingState
 from .sparse.components import parts_of
 from .tensors_from_data_loaders import Arrivals
@@ -46,7 +47,7 @@ class TensorTable:
 
     def value_of(self, tensor: torch.Tensor) -> TrackedValue | None:
         """The value recorded for a tensor, pending or from outside."""
-        value = tensor.__dict__.get("_lazyviz")
+        value = own_attributes(tensor).get("_lazyviz")
         if value is None:
             for values in (self.outside, self.results):
                 value = values.get(id(tensor))

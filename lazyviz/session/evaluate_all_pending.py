@@ -17,7 +17,7 @@ from ..record.sync_points import AbsentDeviceError
 from ..record.tape import tape
 from ..record.tracked_storages import TrackedNode
 from . import device_options, evaluation
-from .recompute_options import RecomputeError
+from .recompute_options import RecomputeError, name_block
 from .recorded_graph_interface import RecordedGraph
 from .run_history import RunHistory
 from .split_options import SplitError
@@ -114,6 +114,8 @@ def evaluate_graphs(cause: str) -> tuple[list[tuple[RecordedGraph | None, Report
             try:
                 reports.append((graph, graph.evaluate()))
             except REFUSED as reason:
+                if isinstance(reason, SplitError | RecomputeError):
+                    name_block(reason, graph)
                 refused.append(reason)
                 apart.update(node for node in graph.nodes if node.state != "done")
             except Exception as failure:

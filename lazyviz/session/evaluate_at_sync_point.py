@@ -31,8 +31,10 @@ from ..record.tracked_storages import TrackedNode
 from ..torch_internals import fake_cuda_devices
 from . import evaluation, progress_bar
 from .evaluation import ActiveRun, notify, outcome_of, run, with_users_lines
+from .recompute_options import RecomputeError, name_block
 from .recorded_graph_interface import RecordedGraph
 from .run_history import OfRead, RunHistory
+from .split_options import SplitError
 
 
 def _touched_alone(nodes: Sequence[TrackedNode]) -> list[RecordedGraph] | None:
@@ -251,9 +253,13 @@ def run_with_options(
             continue
         choices = lazy.choices
         backend = choices.backend if is_cluster(find_backend(choices.backend)) else "eager"
-        report = run(
-            pending, cause, split=choices.split, recompute=choices.recompute, backend=backend, owner=lazy
-        )
+        try:
+            report = run(
+                pending, cause, split=choices.split, recompute=choices.recompute, backend=backend, owner=lazy
+            )
+        except (SplitError, RecomputeError) as error:
+            name_block(error, lazy)
+            raise
         if reports is not None:
             reports.append(report)
         nodes = node_passes.unfinished(nodes)

@@ -1,5 +1,7 @@
 """Recompute options: a budget, ``"auto"``, or ``"off"``, and the resulting rematerialized run.
 
+Errors of options that cannot be met name the block.
+
 A part of :mod:`lazyviz.session.lazy_graph`.
 """
 
@@ -12,6 +14,7 @@ from ..plan.peak_of_one_run import parts_of
 from ..record.tracked_storages import TrackedNode
 from .recorded_graph_interface import RecordedGraph
 from .run_options import Recompute, RunOptions, recompute_option
+from .split_options import SplitError
 
 if TYPE_CHECKING:
     from ..plan.remat.recompute_selection import Choice
@@ -19,6 +22,20 @@ if TYPE_CHECKING:
 
 class RecomputeError(RuntimeError):
     """The budget cannot be met even by recomputing everything; the message has the lowest possible one."""
+
+
+def name_block(error: SplitError | RecomputeError, graph: RecordedGraph) -> None:
+    """Add to the message which block has the option, and what gets rid of it: a sync point far from the block
+    may raise it, such as a random draw in another cell.
+    """
+    option = "recompute" if isinstance(error, RecomputeError) else "split"
+    asks = f"This is the option {option} of {graph.ir.where}"
+    if error.args and asks not in str(error):
+        message = (
+            f"{error.args[0]}\n{asks}, whose ops stay pending. evaluate({option}='off') of its graph runs "
+            "them without it; %lazy reset or lazyviz.reset() drops all pending ops."
+        )
+        error.args = (message, *error.args[1:])
 
 
 def split_and_recompute(

@@ -628,6 +628,24 @@ def test_a_budget_that_cannot_be_met_is_said_by_the_cell_in_a_sentence(run):
     assert "budget" not in run.output
 
 
+@pytest.mark.parametrize("read", ["torch.rand(3)", "print(y)", "%lazy evaluate", "lazyviz.sync()"])
+@pytest.mark.parametrize(
+    ("options", "option"), [("--recompute 1KiB", "recompute"), ("--batch x --split 2", "split")]
+)
+def test_an_option_that_cannot_be_met_is_named_with_its_cell_and_the_cure_wherever_it_matters(
+    run, read, options, option
+):
+    run("import lazyviz\nx = torch.randn(6, 64)")
+    assert run(f"%%lazy {options}\ny = (x + torch.randn(6, 64)).softmax(0)").success
+    cell = run["_lazy"].ir.where
+    result = run(read)
+    said = run.output if result.success else f"{result.error_in_exec} {run.output}"
+    assert f"This is the option {option} of {cell}, whose ops stay pending." in said
+    assert "%lazy reset" in said
+    run(f"_lazy.evaluate({option}='off')")
+    assert not run["_lazy"].pending
+
+
 def test_a_split_that_cannot_be_is_said_by_the_cell_in_a_sentence(run):
     run("x = torch.randn(6, 3)")
     for split in ("2", "auto"):

@@ -325,6 +325,55 @@ def a_view_of_what_has_been_read(x):
     return a, b, t, v
 
 
+def labeled(make):
+    tensor = make(pending(3))
+    tensor.label = 7
+    return tensor
+
+
+def by_update(old, new):
+    new.__dict__.update(old.__dict__)
+
+
+def by_name(old, new):
+    for name, attribute in old.__dict__.items():
+        setattr(new, name, attribute)
+
+
+def by_assignment(old, new):
+    new.__dict__ = dict(old.__dict__)
+
+
+def by_operator(old, new):
+    new.__dict__ |= {**old.__dict__}
+
+
+def by_deepcopy(old, new):
+    vars(new).update(copy.deepcopy(vars(old)))
+
+
+def cleared_before(old, new):
+    new.__dict__.clear()
+    vars(new)["label"] = vars(old).pop("label")
+
+
+@pytest.mark.parametrize(
+    "copied", [by_update, by_name, by_assignment, by_operator, by_deepcopy, cleared_before]
+)
+@pytest.mark.parametrize("make", [torch.Tensor.clone, nn.Parameter, Named])
+def test_attributes_are_copied_without_the_value(copied, make):
+    def program(x):
+        old, new = labeled(make), make(pending(3))
+        copied(old, new)
+        y = new * old + x[:3]
+        kinds = torch.tensor(
+            [isinstance(new, type(old)), new.label == 7, list(vars(new)) == ["label"], "label" in dir(new)]
+        )
+        return old.detach(), new.detach(), y.detach(), kinds
+
+    both(program, lambda: torch.arange(4.0))
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_copies_are_recorded(name):
     both(PROGRAMS[name], lambda: torch.arange(4.0))

@@ -20,6 +20,8 @@ PROGRAMS = {
     "window of integers": lambda x: torch.hann_window(5, dtype=torch.int64),
     "another window of integers": lambda x: torch.kaiser_window(5, dtype=torch.int64),
     "range of booleans": lambda x: torch.arange(0, 2, dtype=torch.bool),
+    "range of unsigned integers": lambda x: torch.arange(3, dtype=torch.uint16),
+    "range of eight bits": lambda x: torch.arange(0, 3, 2, dtype=torch.float8_e5m2),
     "range of complex numbers": lambda x: torch.arange(0, 2, dtype=torch.complex64),
     "slice_scatter of a large tensor": lambda x: torch.slice_scatter(torch.ones(200, 200), x[0]),
     "slice_scatter of a large tensor by no step": lambda x: torch.slice_scatter(

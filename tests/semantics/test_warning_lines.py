@@ -115,6 +115,19 @@ def argument_by_name():
         torch.asarray(obj=array)  # here
 
 
+def typed_storage():
+    torch.storage._reset_warn_typed_storage_removal()
+    with lazyviz.lazy():
+        torch.ones(2).storage()  # here
+
+
+def typed_storage_outside():
+    torch.storage._reset_warn_typed_storage_removal()
+    with lazyviz.lazy():
+        y = torch.ones(2) * 2
+    y.storage()  # here
+
+
 def traced_branch():
     def branches(x):
         return x + 1 if bool(x.sum() > 0) else x  # here
@@ -132,6 +145,8 @@ def traced_branch():
         copy_of_a_tensor,
         array_that_is_read_only,
         argument_by_name,
+        typed_storage,
+        typed_storage_outside,
         traced_branch,
         read,
         read_inside,

@@ -18,12 +18,11 @@ from ...torch_internals import dispatch_level, private_api
 from ..intercept_ops_outside_blocks import nodes_before_access
 from ..lazy_tensor import class_of, is_pending
 from ..tracked_storages import TrackedStorage
+from .attribute_dictionary import OURS
 from .torch_function import sees_calls
 
 if TYPE_CHECKING:
     from ..tape import Tape
-
-_OURS = ("_lazyviz", "_lazyviz_class", "_is_param")  # attributes of a pending tensor
 
 
 def deep_copy(
@@ -59,7 +58,7 @@ def deep_copy(
         copied.requires_grad_()
     if tensor.grad is not None:
         copied.grad = tensor.grad.__deepcopy__(memo)
-    attributes = {name: item for name, item in tensor.__dict__.items() if name not in _OURS}
+    attributes = {name: item for name, item in tensor.__dict__.items() if name not in OURS}
     copied.__dict__.update(copy.deepcopy(attributes, memo))
     memo[id(tensor)] = copied
     return copied
@@ -153,7 +152,7 @@ def shallow_copy(tape: Tape, tensor: torch.Tensor) -> torch.Tensor | None:
     else:
         torch.autograd.graph.increment_version(made)  # like `set_`
         made.requires_grad_(tensor.requires_grad)
-    made.__dict__.update({name: item for name, item in tensor.__dict__.items() if name not in _OURS})
+    made.__dict__.update({name: item for name, item in tensor.__dict__.items() if name not in OURS})
     return made
 
 

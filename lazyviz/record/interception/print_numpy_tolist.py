@@ -226,12 +226,7 @@ class SyncPatches:
     def _reader(self, original: Callable[..., Any], cause: str) -> Callable[..., Any]:
         patches = self
         dispatches = cause in _OPS
-        who = METHODS.get(original.__name__)
-        give = (
-            original
-            if who is None
-            else functools.partial(export_array, patches.tape.memory_holders, original, who)
-        )
+        give = _giving(patches.tape, original)
 
         @functools.wraps(original)
         def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -745,6 +740,20 @@ class SyncPatches:
                 return _original(*args, **kwargs)
 
             self._patches.set(torch.cuda, name, functools.wraps(original)(shortened(function)))
+
+
+def _giving(tape: Tape, original: Callable[..., Any]) -> Callable[..., Any]:
+    """``original``, after the evaluation: it notes what it exports, and warns with the line of its caller."""
+    if (who := METHODS.get(original.__name__)) is not None:
+        return functools.partial(export_array, tape.memory_holders, original, who)
+    if original is not torch.Tensor.storage:
+        return original
+
+    def storage(*args: Any, **kwargs: Any) -> Any:
+        call = functools.partial(original, *args, **kwargs)
+        return at_users_line(tape.scopes.sources, sys._getframe(1), call)
+
+    return storage
 
 
 def _may_warn(args: Iterable[Any]) -> bool:

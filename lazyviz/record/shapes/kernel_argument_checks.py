@@ -8,6 +8,12 @@ from typing import Any
 import torch
 
 MOST_CATEGORIES = 2**24  # the maximum that ``multinomial`` accepts
+_OF_RANGES: tuple[torch.dtype | None, ...] = (
+    None,
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+)
+"""The dtypes for which ``arange`` and similar functions have kernels; ``None`` is the default."""
 
 
 def _does_not_expand(arguments: dict[str, Any]) -> bool:
@@ -88,8 +94,7 @@ def _reaches_too_far(arguments: dict[str, Any]) -> bool:
 
 
 def _no_numbers(arguments: dict[str, Any]) -> bool:
-    dtype = arguments.get("dtype")
-    return dtype is not None and (dtype is torch.bool or dtype.is_complex)
+    return arguments.get("dtype") not in _OF_RANGES
 
 
 CHECK_MORE: dict[str, Callable[[dict[str, Any]], bool]] = {
